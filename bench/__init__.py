@@ -1,0 +1,1 @@
+"""Benchmarks and probes that need a GPU; each writes a JSON record with its provenance."""

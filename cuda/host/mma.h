@@ -1,0 +1,277 @@
+// mma.sync.m16n8k16 (bf16 x bf16 + f32) with the sums that Hopper's tensor cores make.
+//
+// docs/numerics.md, "One mma", is the definition; `one_sum` below is that text for one output, and
+// `columns` is the same thing for 16 rows at a time. The vector form works on floats: the power of two
+// in a number (its bits without the significand) stands for its exponent, a product of two bf16 is
+// exact, and scaling by 2^(F - e) and converting to int cuts towards zero. It is used where no step
+// can leave the range of a float; everything else goes through `one_sum`.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "warp.h"
+
+namespace host {
+
+// The model of the hardware, in one place. A probe of a real GPU may adjust it.
+struct MmaModel {
+  static constexpr int FRACTION_BITS = 25;  // F: terms are cut to multiples of 2^(e - F)
+  static constexpr int FUSED_PRODUCTS = 16;  // products added to c in one fused sum: 16, 8 or 4
+  static constexpr int RESULT_BITS = 24;    // the sum is cut to so many significant bits
+  static constexpr uint32_t NAN_BITS = 0x7fffffff;
+};
+
+constexpr int BF16_FRACTION = 7, F32_FRACTION = 23, F32_BIAS = 127;
+
+// A finite number as sign, integer significand and exponent: value = significand 2^(exponent - fraction).
+struct Term {
+  bool negative;
+  uint32_t significand;
+  int exponent;
+};
+
+HOST_RUNTIME inline Term split(float v, int fraction) {
+  uint32_t bits = std::bit_cast<uint32_t>(v);
+  uint32_t field = bits >> F32_FRACTION & 0xff;
+  uint32_t significand = (bits & 0x7fffff) | (field ? 0x800000u : 0);  // denormals: no hidden bit
+  return {(bits >> 31) != 0, significand >> (F32_FRACTION - fraction),
+          static_cast<int>(field ? field : 1) - F32_BIAS};
+}
+
+// `significand 2^(exponent - fraction)` in units of 2^(e - F), cut towards zero.
+HOST_RUNTIME inline int64_t aligned(const Term& t, int fraction, int e) {
+  int shift = MmaModel::FRACTION_BITS - fraction - (e - t.exponent);
+  int64_t magnitude = shift >= 0    ? static_cast<int64_t>(t.significand) << shift
+                      : shift > -64 ? static_cast<int64_t>(t.significand) >> -shift
+                                    : 0;
+  return t.negative ? -magnitude : magnitude;
+}
+
+// One output: c + the products of row `row` and one column, as one fused sum over the FUSED_PRODUCTS
+// values of k that start with pair `first`. A sum of zero is +0.
+HOST_RUNTIME __attribute__((noinline)) inline float one_sum(float c, const uint32_t (&a)[8][16],
+                                                            int row, const uint32_t (&b)[8],
+                                                            int first) {
+  constexpr int PRODUCT_FRACTION = 2 * BF16_FRACTION, N_TERMS = MmaModel::FUSED_PRODUCTS;
+  double plain = c;  // decides infinities and NaN; a double holds every finite partial sum
+  Term terms[N_TERMS];
+  Term start = split(c, F32_FRACTION);
+  int e = start.significand ? start.exponent : INT32_MIN;
+  for (int k = 0; k < N_TERMS; k++) {
+    int pair = first + k / 2, low_half = k % 2 ? 0 : 16;
+    float x_value = std::bit_cast<float>((a[pair][row] << low_half) & 0xffff0000u);
+    float y_value = std::bit_cast<float>((b[pair] << low_half) & 0xffff0000u);
+    plain += static_cast<double>(x_value) * y_value;
+    Term x = split(x_value, BF16_FRACTION), y = split(y_value, BF16_FRACTION);
+    terms[k] = {x.negative != y.negative, x.significand * y.significand, x.exponent + y.exponent};
+    if (terms[k].significand && terms[k].exponent > e) e = terms[k].exponent;
+  }
+  if (!std::isfinite(plain)) {
+    return plain != plain ? std::bit_cast<float>(MmaModel::NAN_BITS) : static_cast<float>(plain);
+  }
+  if (e == INT32_MIN) return 0.0f;
+  int64_t sum = start.significand ? aligned(start, F32_FRACTION, e) : 0;
+  for (int k = 0; k < N_TERMS; k++) {
+    if (terms[k].significand) sum += aligned(terms[k], PRODUCT_FRACTION, e);
+  }
+  // Cut to RESULT_BITS, and to a multiple of the smallest denormal.
+  uint64_t magnitude = sum < 0 ? -static_cast<uint64_t>(sum) : static_cast<uint64_t>(sum);
+  int unit = e - MmaModel::FRACTION_BITS;
+  int drop = std::bit_width(magnitude) - MmaModel::RESULT_BITS;
+  int smallest = 1 - F32_BIAS - F32_FRACTION;
+  if (drop < smallest - unit) drop = smallest - unit;
+  if (drop > 0) {
+    magnitude = drop < 64 ? magnitude >> drop : 0;
+    unit += drop;
+  }
+  float result = std::ldexp(static_cast<float>(magnitude), unit);
+  return sum < 0 ? -result : result;
+}
+
+// ---- the same for many rows at a time ----------------------------------------------------------
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+constexpr int ROWS = 16;  // per vector
+#elif defined(__AVX2__)
+constexpr int ROWS = 8;
+#else
+constexpr int ROWS = 4;
+#endif
+typedef float Floats __attribute__((vector_size(ROWS * 4)));
+typedef int32_t Ints __attribute__((vector_size(ROWS * 4)));
+typedef double Doubles __attribute__((vector_size(ROWS * 8)));
+typedef int64_t Longs __attribute__((vector_size(ROWS * 8)));
+
+constexpr int32_t EXPONENT = 0x7f800000;
+constexpr int M = 16, N = 8, K = 16;
+
+template <class V>
+HOST_RUNTIME inline bool any(const V& lanes) {
+  int32_t all = 0;
+  for (size_t i = 0; i < sizeof(V) / sizeof(int32_t); i++) all |= lanes[i];
+  return all != 0;
+}
+
+// The A operand as floats, with the power of two of each. k = 2 pair + half.
+struct Rows {
+  Floats value[K / 2][2][M / ROWS];
+  Floats power[K / 2][2][M / ROWS];
+  bool ordinary;  // no infinity, NaN or denormal
+};
+
+HOST_RUNTIME inline void unpack(const MmaBuffer& x, Rows& rows) {
+  Ints strange{};
+  for (int p = 0; p < K / 2; p++) {
+    for (int i = 0; i < M / ROWS; i++) {
+      Ints pair = *reinterpret_cast<const Ints*>(&x.a[p][i * ROWS]);
+      Ints halves[2] = {pair << 16, pair & static_cast<int32_t>(0xffff0000u)};
+      for (int h = 0; h < 2; h++) {
+        Ints power = halves[h] & EXPONENT;
+        strange |= (power == EXPONENT) | ((power == 0) & ((halves[h] & 0x7fffffff) != 0));
+        rows.value[p][h][i] = reinterpret_cast<Floats>(halves[h]);
+        rows.power[p][h][i] = reinterpret_cast<Floats>(power);
+      }
+    }
+  }
+  rows.ordinary = !any(strange);
+}
+
+// One column of B, likewise.
+typedef int32_t Pairs __attribute__((vector_size(K / 2 * 4)));
+struct Column {
+  alignas(64) float value[2][K / 2];
+  float power[2][K / 2];
+  bool ordinary;
+};
+
+HOST_RUNTIME inline bool is_zero(const uint32_t (&pairs)[K / 2]) {
+  uint64_t all = 0;
+  for (int p = 0; p < K / 2; p += 2) all |= *reinterpret_cast<const uint64_t*>(&pairs[p]);
+  return (all & 0x7fff7fff7fff7fff) == 0;
+}
+
+HOST_RUNTIME inline void unpack(const uint32_t (&pairs)[K / 2], Column& column) {
+  Pairs pair = *reinterpret_cast<const Pairs*>(pairs);
+  Pairs halves[2] = {pair << 16, pair & static_cast<int32_t>(0xffff0000u)};
+  Pairs strange{};
+  for (int h = 0; h < 2; h++) {
+    Pairs power = halves[h] & EXPONENT;
+    strange |= (power == EXPONENT) | ((power == 0) & ((halves[h] & 0x7fffffff) != 0));
+    *reinterpret_cast<Pairs*>(column.value[h]) = halves[h];
+    *reinterpret_cast<Pairs*>(column.power[h]) = power;
+  }
+  column.ordinary = !any(strange);
+}
+
+// What a sum makes of c when nothing is added: -0 becomes +0, and there is one NaN.
+HOST_RUNTIME inline Floats unchanged(Floats c) {
+  Ints nan = Ints{} + static_cast<int32_t>(MmaModel::NAN_BITS);
+  return c == c ? c + 0.0f : reinterpret_cast<Floats>(nan);
+}
+
+// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Rows outside the safe range
+// are flagged and left as they were.
+HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, const Rows& rows,
+                                                                  const Column& column, int i,
+                                                                  int first) {
+  constexpr int F = MmaModel::FRACTION_BITS, PAIRS = MmaModel::FUSED_PRODUCTS / 2;
+  static_assert(F <= 25 && F >= F32_FRACTION && PAIRS <= 8, "the int32 sum of products could overflow");
+  // Below LOW a term may be a denormal float, above HIGH the result an infinity.
+  constexpr float LOW = 0x1p-100f, HIGH = 0x1p120f;
+  Floats most[2] = {reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & EXPONENT), Floats{}};
+  for (int p = first; p < first + PAIRS; p++) {
+    for (int h = 0; h < 2; h++) {
+      Floats power = rows.power[p][h][i] * column.power[h][p];
+      most[h] = most[h] > power ? most[h] : power;
+    }
+  }
+  Floats largest = most[0] > most[1] ? most[0] : most[1];
+  Ints nothing = largest == 0.0f;  // c (or a denormal c) and no product: c stays
+  Ints unsafe = ~((largest >= LOW) & (largest <= HIGH)) & ~nothing;
+  if (any(nothing)) {  // or products so small that even their power of two became zero
+    for (int p = first; p < first + PAIRS; p++) {
+      for (int h = 0; h < 2; h++) {
+        if (column.power[h][p] != 0.0f) unsafe |= nothing & (rows.power[p][h][i] != 0.0f);
+      }
+    }
+  }
+  // 2^(F - e), built from the exponent field of 2^e
+  Ints skip = nothing | unsafe;
+  Ints scale_bits = ((2 * F32_BIAS + F) << F32_FRACTION) - reinterpret_cast<Ints>(largest);
+  Floats scale = reinterpret_cast<Floats>(scale_bits & ~skip);
+  Ints sums[2] = {};
+  for (int p = first; p < first + PAIRS; p++) {
+    for (int h = 0; h < 2; h++) {
+      Floats product = rows.value[p][h][i] * column.value[h][p];
+      sums[h] += __builtin_convertvector(product * scale, Ints);
+    }
+  }
+  Floats safe_c = reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & ~skip);
+  Ints start = __builtin_convertvector(safe_c * scale, Ints);
+  // The sum needs up to 33 bits. In a double it is exact; clearing low bits cuts towards zero.
+  Doubles total = __builtin_convertvector(sums[0] + sums[1], Doubles) +
+                  __builtin_convertvector(start, Doubles);
+  Longs cut = reinterpret_cast<Longs>(total) & ~((int64_t{1} << (53 - MmaModel::RESULT_BITS)) - 1);
+  Floats result = __builtin_convertvector(reinterpret_cast<Doubles>(cut), Floats);
+  Floats unit = reinterpret_cast<Floats>(reinterpret_cast<Ints>(largest) - (F << F32_FRACTION));
+  c = nothing ? unchanged(c) : unsafe ? c : result * unit;
+  return unsafe;
+}
+
+// Column `j` of c <- c + A B.
+HOST_RUNTIME inline void multiply_column(MmaBuffer& x, const Rows& rows, int j) {
+  constexpr int G = MmaModel::FUSED_PRODUCTS;
+  Floats* c = reinterpret_cast<Floats*>(x.c[j]);
+  if (is_zero(x.b[j]) && rows.ordinary) {
+    for (int i = 0; i < M / ROWS; i++) c[i] = unchanged(c[i]);
+    return;
+  }
+  Column column;
+  unpack(x.b[j], column);
+  bool ordinary = rows.ordinary && column.ordinary;
+  for (int first = 0; first < K / 2; first += G / 2) {
+    for (int i = 0; i < M / ROWS; i++) {
+      Floats before = c[i];
+      if (ordinary && !any(fused_sum(c[i], rows, column, i, first))) continue;
+      for (int r = 0; r < ROWS; r++) c[i][r] = one_sum(before[r], x.a, i * ROWS + r, x.b[j], first);
+    }
+  }
+}
+
+// c <- c + A B for the whole warp.
+HOST_RUNTIME __attribute__((noinline)) inline void multiply(MmaBuffer& x) {
+  Rows rows;
+  unpack(x, rows);
+  for (int j = 0; j < N; j++) multiply_column(x, rows, j);
+}
+
+typedef float Quad __attribute__((vector_size(16)));
+
+// The instruction, as one lane of a warp sees it. Fragments as in the PTX manual: g = lane / 4,
+// t = lane % 4; a holds (row g or g+8, k 2t or 2t+8), b (k 2t or 2t+8, column g), c (row, column 2t).
+// c comes and goes in a register: writing its parts to memory and loading them as one would stall.
+HOST_RUNTIME __attribute__((noinline)) inline Quad mma(Quad c, const uint32_t* a, const uint32_t* b,
+                                                       Site site) {
+  Fiber* self = current;
+  MmaBuffer& x = self->warp->exchange[self->warp->turn & 1].mma;
+  unsigned g = unsigned(self->lane) >> 2, t = unsigned(self->lane) & 3;
+  uint32_t* to_a = &x.a[t][g];
+  uint32_t* to_b = &x.b[g][t];
+  float* to_c = &x.c[2 * t][g];
+  to_a[0] = a[0];
+  to_a[8] = a[1];
+  to_a[4 * M] = a[2];
+  to_a[4 * M + 8] = a[3];
+  to_b[0] = b[0];
+  to_b[4] = b[1];
+  to_c[0] = c[0];
+  to_c[M] = c[1];
+  to_c[8] = c[2];
+  to_c[M + 8] = c[3];
+  meet(self, Collective::Mma, site, [&x] { multiply(x); });
+  return Quad{to_c[0], to_c[M], to_c[8], to_c[M + 8]};
+}
+
+}  // namespace host

@@ -1,0 +1,107 @@
+// The host meaning of the `ptx::` functions that kernels use instead of inline PTX.
+//
+// Functions that touch the kernel's own memory are instrumented in sanitizer builds like the kernel
+// itself; what they do to the emulator's state is in the functions they call.
+#pragma once
+
+#include <chrono>
+
+#include "barrier.h"
+#include "mbarrier.h"
+#include "mma.h"
+
+namespace host {
+
+// The thread looked at a word that is not yet what it wants, or asked for a pause.
+HOST_RUNTIME __attribute__((noinline)) inline void poll(const void* address, Site site) {
+  Fiber* self = current;
+  self->waiting = {site, address, 0};
+  self->warp->ready &= ~bit_of(self);
+  self->warp->polling |= bit_of(self);
+  worker_of(self)->waiting.set(self->warp->index);
+  suspend(self);
+  self->paused = true;
+}
+
+// Loading the same value from the same place again is a polling loop without a pause.
+HOST_RUNTIME inline void note_load(const int* p, int value, Site site) {
+  Fiber* self = current;
+  bool again = self->last_load == p && self->last_value == value && !self->paused;
+  self->last_load = p;
+  self->last_value = value;
+  self->paused = false;
+  if (again) poll(p, site);
+}
+
+HOST_RUNTIME inline void bar_sync(int id, int n_threads, Site site) {
+  if (id < 1 || id >= N_BARRIERS || n_threads < WARP_SIZE || n_threads % WARP_SIZE ||
+      n_threads > current->block->n_warps * WARP_SIZE) {
+    fail(worker_of(current), MISUSE,
+         "bar_sync(%d, %d) (%s:%d): the id must be in 1..%d and the threads whole warps of the "
+         "block's %d", id, n_threads, site.file, site.line, N_BARRIERS - 1, current->block->n_warps);
+  }
+  barrier_wait(id, static_cast<unsigned>(n_threads), site);
+}
+
+// All lanes call it with the same arguments; lane 0 does it, the others are counted.
+HOST_RUNTIME inline void copy_async(void* shared, const void* global, unsigned bytes, uint64_t* bar,
+                                    Site site) {
+  Fiber* self = current;
+  self->copies_issued++;
+  if (self->lane == 0) start_copy(shared, global, bytes, bar, site);
+}
+
+}  // namespace host
+
+namespace ptx {
+
+// Dynamic shared memory of the block, aligned to 1024 bytes, filled with 0xFF (NaN) at launch.
+HOST_RUNTIME inline unsigned char* shared_memory() { return host::current->block->shared; }
+
+// Arrivals that `copy_async` makes on the mbarrier of a stage.
+constexpr int FULL_ARRIVALS = 1;
+
+inline int ld_acquire(const int* p, HOST_SITE) {
+  int v = __atomic_load_n(p, __ATOMIC_ACQUIRE);
+  host::note_load(p, v, site);
+  return v;
+}
+inline int ld_relaxed(const int* p, HOST_SITE) {
+  int v = __atomic_load_n(p, __ATOMIC_RELAXED);
+  host::note_load(p, v, site);
+  return v;
+}
+inline void st_release(int* p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+inline void red_release_add(int* p, int v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+inline int atomic_cas(int* p, int compare, int value) {
+  __atomic_compare_exchange_n(p, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return compare;  // the old value either way
+}
+
+inline void mbar_init(uint64_t* bar, unsigned count, HOST_SITE) {
+  host::mbarrier_init(bar, count, site);
+}
+inline void mbar_fence_init() {}  // orders the initialisation before bulk copies; see __tsan_read8
+inline void mbar_arrive(uint64_t* bar, HOST_SITE) {
+  host::mbarrier_arrive(bar, 0, "mbar_arrive", site);
+}
+inline bool mbar_try_wait(uint64_t* bar, unsigned parity, HOST_SITE) {
+  return host::mbarrier_try_wait(bar, parity, site);
+}
+inline void copy_async(void* shared, const void* global, unsigned bytes, uint64_t* bar, HOST_SITE) {
+  host::copy_async(shared, global, bytes, bar, site);
+}
+
+inline void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b, HOST_SITE) {
+  host::Quad sums = host::mma(host::Quad{c[0], c[1], c[2], c[3]}, &a.x, &b.x, site);
+  for (int i = 0; i < 4; i++) c[i] = sums[i];
+}
+
+inline void bar_sync(int id, int n_threads, HOST_SITE) { host::bar_sync(id, n_threads, site); }
+inline void pause(HOST_SITE) { host::poll(nullptr, site); }
+inline unsigned long long now_ns() {
+  return static_cast<unsigned long long>(
+      std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+}  // namespace ptx

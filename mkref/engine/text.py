@@ -1,0 +1,94 @@
+"""Token ids become text while they come: whole characters only, and nothing beyond a stop string.
+
+`Detokenizer` turns ids into text piece by piece. `StopFilter` holds back what may be the beginning
+of a stop string. Together the pieces are exactly the text that one would get at the end.
+
+What it does not do: decide about tokens (`mkref.engine.batch` ends a sequence on ids).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mkref.engine.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer", "StopFilter"]
+
+BROKEN = "\ufffd"
+"""What a decoder shows for bytes that are no character, or not one yet."""
+
+
+class Detokenizer:
+    """Incremental decoding.
+
+    A byte-level token may end inside a character; such a tail is held back until the rest of the
+    character comes, or until a later token shows that it never will.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []  # since the last piece ended
+        self._context: list[int] = []  # of the last piece: decoders treat a first token specially
+
+    def push(self, token_id: int) -> str:
+        """Text that is complete now; often one word, at times nothing."""
+        self._ids.append(token_id)
+        text = self._new_text()
+        # The tail may be a part of a character: wait for more.
+        if text.endswith(BROKEN):
+            return ""
+        return self._emit(text)
+
+    def finish(self) -> str:
+        """The rest; a character that stayed incomplete shows as U+FFFD."""
+        return self._emit(self._new_text()) if self._ids else ""
+
+    def _new_text(self) -> str:
+        before = self._tokenizer.decode(self._context)
+        whole = self._tokenizer.decode([*self._context, *self._ids])
+        return whole[len(before) :]
+
+    def _emit(self, text: str) -> str:
+        if text:  # special tokens have no text; the context stays a piece that has
+            self._context = self._ids
+        self._ids = []
+        return text
+
+
+class StopFilter:
+    """Lets text pass up to the first stop string.
+
+    Args:
+        stops: strings that end the text; they are not part of it.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, piece: str) -> str:
+        """The part of the text so far that is safe to show and was not shown yet."""
+        if self.stopped:
+            return ""
+        text = self._held + piece
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = max((self._overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back, now that no more comes."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` with which `stop` begins."""
+        return next(
+            (n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0
+        )

@@ -1,0 +1,57 @@
+"""Show a function of the kernel out of the file that runs, so that no lesson holds an old copy.
+
+It finds functions by their name and the braces after it; it is no C++ parser and needs none for the
+style of this repository.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from mkref.errors import RequestError
+from mkref.paths import cuda_root
+
+__all__ = ["Code", "code"]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A piece of a source file; a notebook shows it with colours."""
+
+    file: str
+    line: int
+    text: str
+
+    def _repr_markdown_(self) -> str:
+        return f"`cuda/{self.file}`, line {self.line}:\n```cpp\n{self.text}\n```"
+
+    def __repr__(self) -> str:
+        return f"// cuda/{self.file}, line {self.line}\n{self.text}"
+
+
+def code(name: str, file: str = "megakernel.cu") -> Code:
+    """The function `name` with the comment above it.
+
+    Args:
+        name: name of a function.
+        file: path below `cuda/`.
+
+    Raises:
+        RequestError: the file has no such function.
+    """
+    lines = (cuda_root() / file).read_text(encoding="utf-8").splitlines()
+    head = re.compile(rf"^(?!\s*//)[\w\s*&:<>,()]*\b{re.escape(name)}\([^;]*\)[^;]*{{")
+    at = next((i for i, line in enumerate(lines) if head.match(line)), None)
+    if at is None:
+        raise RequestError(f"code: cuda/{file} has no function {name!r}")
+    first = at
+    while first and lines[first - 1].startswith("//"):
+        first -= 1
+    depth, last = 0, at
+    for last in range(at, len(lines)):
+        plain = re.sub(r'"(\\.|[^"])*"|//.*', "", lines[last])
+        depth += plain.count("{") - plain.count("}")
+        if depth == 0:
+            break
+    return Code(file, first + 1, "\n".join(lines[first : last + 1]))

@@ -1,0 +1,132 @@
+"""Exercise of lesson 01: bytes of keys and values, from the fields of config.json.
+
+The answer gets the bare fields and not a `NorthConfig`, which could be asked for the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from mkref.config import NORTH_MINI_CODE, NorthConfig
+from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswer, expect
+
+__all__ = ["EXERCISES", "fields_of", "kv_bytes"]
+
+
+def fields_of(config: NorthConfig) -> SimpleNamespace:
+    """The fields of config.json as attributes, and nothing that computes."""
+    return SimpleNamespace(**config.to_dict())
+
+
+def kv_bytes(config: Any, context: int) -> int:
+    """Bytes of keys and values that one decode step reads for a row with `context` tokens.
+
+    `config` has the fields of config.json; `config.layer_types` says "full_attention" or
+    "sliding_attention" for each layer. A number in the cache has 2 bytes (bfloat16).
+    """
+    # BEGIN SOLUTION
+    tokens = 0
+    for kind in config.layer_types:
+        if kind == "sliding_attention":
+            tokens += min(context, config.sliding_window)
+        else:
+            tokens += context
+    per_token = 2 * config.num_key_value_heads * config.head_dim * 2  # keys and values, 2 bytes
+    return tokens * per_token
+    # END SOLUTION
+
+
+def _per_token(config: Any, heads: int | None = None) -> int:
+    heads = config.num_key_value_heads if heads is None else heads
+    return int(2 * heads * config.head_dim * 2)
+
+
+def _tokens(config: Any, context: int) -> int:
+    return sum(
+        min(context, config.sliding_window) if kind == "sliding_attention" else context
+        for kind in config.layer_types
+    )
+
+
+MISTAKES = (
+    Mistake(
+        lambda c, n: len(c.layer_types) * n * _per_token(c),
+        "this lets sliding layers keep every token. What is the most that one of them can see?",
+    ),
+    Mistake(
+        lambda c, n: len(c.layer_types) * min(n, c.sliding_window) * _per_token(c),
+        "this cuts all layers at the window. Which layers have one? Look at config.layer_types.",
+    ),
+    Mistake(
+        lambda c, n: _tokens(c, n) * _per_token(c) // 2,
+        "a factor of 2 is missing. A token leaves a key and a value, and a number has 2 bytes.",
+    ),
+    Mistake(
+        lambda c, n: _tokens(c, n) * _per_token(c) * 2,
+        "twice too much. A bfloat16 number has 2 bytes, and there is one key and one value.",
+    ),
+    Mistake(
+        lambda c, n: _tokens(c, n) * _per_token(c, c.num_attention_heads),
+        "this stores a key for every query head. Several query heads share one: which field counts "
+        "the heads that are stored?",
+    ),
+    Mistake(
+        lambda c, n: _tokens(c, n) * 2 * c.hidden_size * 2,
+        "keys are not as wide as the hidden state. Their width is heads times config.head_dim.",
+    ),
+    Mistake(
+        lambda c, n: min(n, c.sliding_window) * _per_token(c),
+        "this counts one layer. The step reads the cache of every layer.",
+    ),
+)
+
+_SMALL = replace(
+    NORTH_MINI_CODE,
+    num_hidden_layers=5, num_key_value_heads=2, num_attention_heads=6, head_dim=32, hidden_size=96,
+    sliding_window=24, mlp_layer_types=("dense",) + ("sparse",) * 4,
+    layer_types=("full_attention",) + ("sliding_attention",) * 3 + ("full_attention",),
+)  # fmt: skip
+_ALL_FULL = replace(_SMALL, layer_types=("full_attention",) * 5)
+
+
+def _right(config: NorthConfig, context: int, where: str) -> Any:
+    def trial(answer: Answer) -> None:
+        expect(config.kv_bytes(context), answer(fields_of(config), context), where)
+
+    return trial
+
+
+def _grows(answer: Answer) -> None:
+    """Past the window one more token costs the full layers only."""
+    fields = fields_of(NORTH_MINI_CODE)
+    more = [answer(fields, n) for n in (100_000, 100_001)]
+    if None in more:
+        raise WrongAnswer("it returns None, so nothing has been written or `return` is missing")
+    expect(13 * 2048, more[1] - more[0], "bytes added by token 100,001")
+
+
+_PROPERTIES = (
+    Property("a small model, shorter than its window", _right(_SMALL, 7, "5 layers, 7 tokens")),
+    Property("a small model, past its window", _right(_SMALL, 91, "window 24, 91 tokens")),
+    Property("a model without sliding layers", _right(_ALL_FULL, 91, "5 full layers, 91 tokens")),
+    Property("an empty cache costs nothing", _right(_SMALL, 0, "0 tokens")),
+    Property("North Mini Code at 8K", _right(NORTH_MINI_CODE, 8192, "North, 8192 tokens")),
+    Property("past the window only full layers grow", _grows),
+)
+
+EXERCISES = (
+    Exercise(
+        id="01.1",
+        solution=kv_bytes,
+        properties=_PROPERTIES,
+        mistakes=MISTAKES,
+        samples=tuple(
+            (fields_of(config), n)
+            for config in (_SMALL, _ALL_FULL, NORTH_MINI_CODE)
+            for n in (7, 91, 8192)
+        ),
+        then="Now: at which context do keys and values weigh as much as the experts of one token?",
+    ),
+)

@@ -1,0 +1,140 @@
+"""The GPU machine: NVRTC through CuPy, one launch per decode step.
+
+CuPy is imported when a `CudaMachine` is made, never before. Needs no CUDA toolkit. It does not decide what runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from mkref.errors import MachineError
+from mkref.machine.base import KernelMachine
+from mkref.machine.cache import cached
+from mkref.machine.nvrtc import OPTIONS, architecture, compile_cubin
+from mkref.machine.source import THREADS, Ring, kernel_source, ring_for, shared_bytes
+from mkref.plan.build import Plan
+from mkref.plan.buffers import Buffer
+from mkref.weights.packed import PackedWeights
+
+__all__ = ["CudaMachine", "device_sms", "import_cupy", "why_no_gpu"]
+
+
+def import_cupy() -> ModuleType:
+    """CuPy with a usable GPU.
+
+    Raises:
+        MachineError: CuPy is missing, there is no driver, or no GPU.
+    """
+    reason = why_no_gpu()
+    if reason:
+        raise MachineError(reason)
+    import cupy
+
+    return cupy  # type: ignore[no-any-return]
+
+
+def why_no_gpu() -> str | None:
+    """None if a GPU that can run the kernel is there, else one line that says what is missing."""
+    try:
+        import cupy
+    except ImportError:
+        return "cuda: CuPy is not installed; pip install 'mkref[gpu]'"
+    try:
+        n_devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"cuda: no usable NVIDIA driver on this machine ({error})"
+    if n_devices == 0:
+        return "cuda: the NVIDIA driver is there, but no GPU"
+    major, minor = _capability(cupy)
+    if major < 8:
+        return f"cuda: this GPU has compute capability {major}.{minor}; the kernel needs 8.0 or newer"
+    return None
+
+
+def _capability(cupy: ModuleType) -> tuple[int, int]:
+    text = cupy.cuda.Device().compute_capability
+    return int(text[:-1]), int(text[-1])
+
+
+def device_sms() -> int:
+    """Number of SMs of the current GPU."""
+    return int(import_cupy().cuda.Device().attributes["MultiProcessorCount"])
+
+
+class CudaMachine(KernelMachine):
+    """Runs `cuda/megakernel.cu` on the current GPU.
+
+    Args:
+        trace: build the kernel with time stamps.
+        ring: shape of the shared-memory ring; default: as large as the GPU allows.
+
+    Raises:
+        MachineError: no CuPy, no driver, no GPU, or a GPU older than Ampere.
+    """
+
+    name = "cuda"
+
+    def __init__(self, *, trace: bool = False, ring: Ring | None = None) -> None:
+        super().__init__(trace=trace)
+        self.cupy = import_cupy()
+        self.ring = ring
+        self.kernel: Any = None
+        self.shared = 0
+
+    def build(self, plan: Plan) -> None:
+        cupy = self.cupy
+        attributes = cupy.cuda.Device().attributes
+        if plan.n_sm > attributes["MultiProcessorCount"]:
+            raise MachineError(
+                f"n_sm: the plan has {plan.n_sm} SMs, this GPU has {attributes['MultiProcessorCount']}; "
+                "all blocks of the kernel must be resident at once"
+            )
+        ring = self.ring or ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"])
+        source = kernel_source(plan.config, ring, trace=self.trace)
+        arch = architecture(*_capability(cupy))
+        version = cupy.cuda.nvrtc.getVersion()
+        key = hashlib.sha256(f"{source}{arch}{OPTIONS}{version}".encode()).hexdigest()
+        path = cached(f"megakernel-{arch}-{key[:20]}.cubin", lambda: compile_cubin(source, arch)[0])
+        self.kernel = cupy.RawModule(path=str(path)).get_function("megakernel")
+        self.shared = shared_bytes(plan.config, ring)
+        self.kernel.max_dynamic_shared_size_bytes = self.shared
+
+    def launch(self, params: np.ndarray) -> None:
+        self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.shared)
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def allocate(self, buffer: Buffer, fill: int) -> Any:
+        try:
+            memory = self.cupy.empty(max(buffer.n_bytes, 16), self.cupy.uint8)
+        except self.cupy.cuda.memory.OutOfMemoryError as error:
+            raise MachineError(f"GPU memory: {buffer.n_bytes / 1e9:.2f} GB more do not fit ({error})") from error
+        memory.fill(fill)
+        return memory
+
+    def put(self, memory: Any, array: np.ndarray) -> None:
+        memory[: array.nbytes].set(array.reshape(-1).view(np.uint8))
+
+    def get(self, memory: Any, buffer: Buffer) -> np.ndarray:
+        flat = memory[: buffer.n_bytes].get()
+        return flat.view(np.dtype(buffer.dtype)).reshape(buffer.shape)  # type: ignore[no-any-return]
+
+    def address(self, memory: Any) -> int:
+        return int(memory.data.ptr)
+
+    def weights_memory(self, weights: PackedWeights) -> tuple[Any, Any]:
+        if weights.tiles.is_cuda:
+            import torch
+
+            views = (weights.tiles.view(torch.uint8), weights.gammas.view(torch.uint8))
+            return tuple(self.cupy.from_dlpack(v.reshape(-1)) for v in views)  # type: ignore[return-value]
+        tiles, gammas = weights.words()
+        return tuple(self.cupy.asarray(a.reshape(-1).view(np.uint8)) for a in (tiles, gammas))  # type: ignore[return-value]
+
+    def close(self) -> None:
+        super().close()
+        self.kernel = None
+        self.cupy.get_default_memory_pool().free_all_blocks()

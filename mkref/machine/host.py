@@ -1,0 +1,82 @@
+"""The CPU machine: the same CUDA file, compiled by the system's C++ compiler through `cuda/host/`.
+
+It emulates; it does not simulate time. See `mkref.machine.hostcc` for how the source is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mkref.machine.base import KernelMachine
+from mkref.machine.hostcc import HostModule, build
+from mkref.machine.source import THREADS, Ring, kernel_source, shared_bytes
+from mkref.plan.build import Plan
+from mkref.plan.buffers import Buffer
+from mkref.weights.packed import PackedWeights
+
+__all__ = ["HOST_RING", "HostMachine"]
+
+HOST_RING = Ring(stages=4, stage_tiles=32)
+"""A small ring: a CPU has no memory latency to hide, but the protocol shall go round often."""
+
+
+class HostMachine(KernelMachine):
+    """Runs `cuda/megakernel.cu` on the CPU: a CUDA thread is a fiber, SMs share the worker threads.
+
+    Args:
+        trace: build the kernel with time stamps.
+        ring: shape of the shared-memory ring.
+        workers: OS threads; 0 means one per core.
+        seed: of the scheduler; the same seed with one worker is the same schedule.
+
+    Raises:
+        MachineError: no C++ compiler.
+    """
+
+    name = "host"
+    timeout_s = 60.0
+
+    def __init__(self, *, trace: bool = False, ring: Ring = HOST_RING, workers: int = 0, seed: int = 0) -> None:
+        super().__init__(trace=trace)
+        self.ring, self.workers, self.seed = ring, workers, seed
+        self.module: HostModule | None = None
+        self.kernel: Any = None
+
+    def build(self, plan: Plan) -> None:
+        source = kernel_source(plan.config, self.ring, trace=self.trace)
+        self.module = build(source, name="megakernel")
+        self.kernel = self.module.get_function("megakernel")
+
+    def launch(self, params: np.ndarray) -> None:
+        self.kernel(
+            (self.plan.n_sm,),
+            (THREADS,),
+            (params[0],),
+            shared_mem=shared_bytes(self.plan.config, self.ring),
+            workers=self.workers,
+            seed=self.seed + self.steps if self.seed else 0,
+            timeout_s=2 * self.timeout_s,
+        )
+
+    def allocate(self, buffer: Buffer, fill: int) -> np.ndarray:
+        # 16-byte alignment for bulk copies: over-allocate and cut.
+        raw = np.full(buffer.n_bytes + 64, fill, np.uint8)
+        offset = -raw.ctypes.data % 64
+        return raw[offset : offset + buffer.n_bytes]
+
+    def put(self, memory: np.ndarray, array: np.ndarray) -> None:
+        memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def get(self, memory: np.ndarray, buffer: Buffer) -> np.ndarray:
+        return memory[: buffer.n_bytes].copy().view(np.dtype(buffer.dtype)).reshape(buffer.shape)
+
+    def address(self, memory: np.ndarray) -> int:
+        return int(memory.ctypes.data)
+
+    def weights_memory(self, weights: PackedWeights) -> tuple[np.ndarray, np.ndarray]:
+        tiles, gammas = weights.words()
+        memory = self.allocate(Buffer("uint16", tiles.shape), 0)
+        self.put(memory, tiles)
+        return memory, gammas.reshape(-1).view(np.uint8)

@@ -1,0 +1,118 @@
+"""The kernel's memory: every buffer in global memory, its element type, shape and who writes it.
+
+One table for all machines. The C struct `Params` is generated from it, the interpreter uses the same names, and
+the verifier checks that the tasks of a plan stay inside. It allocates nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mkref.config import NorthConfig
+from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS, Plan
+from mkref.plan.task import WORDS
+from mkref.weights.layout import PackedLayout
+
+__all__ = ["BUFFERS", "COUNTER_STRIDE", "SCALARS", "STATUS_WORDS", "Buffer", "buffer_table", "max_active"]
+
+COUNTER_STRIDE = 32
+"""int32 words between counters: each has a 128-byte line for itself, so polls do not collide."""
+STATUS_WORDS = 8
+
+BUFFERS: dict[str, str] = {
+    # read only during a step
+    "weights": "const uint4*",
+    "gammas": "const uint16_t*",
+    "rope": "const float*",
+    "tasks": "const Task*",
+    "task_offsets": "const int*",
+    "tokens": "const int*",
+    "positions": "const int*",
+    "page_table": "const int*",
+    "temperatures": "const float*",
+    "seeds": "const uint32_t*",
+    # read and written
+    "kv": "uint4*",
+    "x": "float*",
+    "x_mid": "float*",
+    "router_logits": "float*",
+    "q": "uint16_t*",
+    "k_new": "uint16_t*",
+    "v_new": "uint16_t*",
+    "part_o": "float*",
+    "part_ml": "float*",
+    "attn": "uint16_t*",
+    "h": "uint16_t*",
+    "logits": "float*",
+    "best_values": "float*",
+    "best_tokens": "int*",
+    "next_tokens": "int*",
+    "counters": "int*",
+    "status": "int*",
+    "trace": "uint64_t*",
+}
+"""Pointer members of `Params` in order: name to C type."""
+
+SCALARS: tuple[str, ...] = ("rows", "step", "max_pages", "max_chunks", "timeout_ns")
+"""`long long` members of `Params`, after the pointers."""
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Element type (a NumPy name) and shape of one buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """Size in bytes."""
+        size = {"uint16": 2, "int32": 4, "uint32": 4, "float32": 4, "uint64": 8}[self.dtype]
+        for n in self.shape:
+            size *= n
+        return size
+
+
+def max_active(config: NorthConfig) -> int:
+    """Most experts that one layer can need for a full batch."""
+    return min(config.num_experts, ROWS * config.num_experts_per_tok)
+
+
+def buffer_table(plan: Plan, max_context: int) -> dict[str, Buffer]:
+    """Shapes of all buffers for sequences of at most `max_context` tokens."""
+    c = plan.config
+    pages = -(-max_context // PAGE)
+    chunks = -(-pages // CHUNK_PAGES)
+    head, group, kv_heads = c.head_dim, ROWS, c.num_key_value_heads
+    widths = {c.mlp_width(layer) for layer in range(c.num_hidden_layers) if c.is_dense(layer)}
+    h_values = max([max_active(c) * c.intermediate_size, *widths]) * ROWS
+    return {
+        "weights": Buffer("uint16", (PackedLayout(c).total_tiles, 256)),
+        "gammas": Buffer("uint16", (c.num_hidden_layers + 1, c.hidden_size)),
+        "rope": Buffer("float32", (max_context, head // 2, 2)),
+        "tasks": Buffer("int32", (plan.n_tasks, WORDS)),
+        "task_offsets": Buffer("int32", (plan.n_sm + 1,)),
+        "tokens": Buffer("int32", (ROWS,)),
+        "positions": Buffer("int32", (ROWS,)),
+        "page_table": Buffer("int32", (2, ROWS, pages)),
+        "temperatures": Buffer("float32", (ROWS,)),
+        "seeds": Buffer("uint32", (ROWS, 2)),
+        "kv": Buffer("uint16", (plan.pool.total_tiles(c), 256)),
+        "x": Buffer("float32", (2, ROWS, c.hidden_size)),
+        "x_mid": Buffer("float32", (ROWS, c.hidden_size)),
+        "router_logits": Buffer("float32", (ROWS, c.num_experts)),
+        "q": Buffer("uint16", (ROWS, kv_heads, head // 16, group, 16)),
+        "k_new": Buffer("uint16", (ROWS, kv_heads, head)),
+        "v_new": Buffer("uint16", (ROWS, kv_heads, head)),
+        "part_o": Buffer("float32", (ROWS, kv_heads, chunks, group, head)),
+        "part_ml": Buffer("float32", (ROWS, kv_heads, chunks, group, 2)),
+        "attn": Buffer("uint16", (c.q_width // 16, ROWS, 16)),
+        "h": Buffer("uint16", (h_values,)),
+        "logits": Buffer("float32", (ROWS, c.vocab_size)),
+        "best_values": Buffer("float32", (plan.n_sm, ROWS)),
+        "best_tokens": Buffer("int32", (plan.n_sm, ROWS)),
+        "next_tokens": Buffer("int32", (ROWS,)),
+        "counters": Buffer("int32", (len(plan.counters), COUNTER_STRIDE)),
+        "status": Buffer("int32", (STATUS_WORDS,)),
+        "trace": Buffer("uint64", (plan.n_tasks, 4)),
+    }

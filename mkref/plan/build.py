@@ -1,0 +1,297 @@
+"""Build the plan of one decode step: a list of tasks per SM, and the counters that order them.
+
+A plan depends on the model's geometry, the number of SMs and the page budget of the KV pool; not on the batch,
+the lengths or the routing, which the tasks read at run time. It is checked by `mkref.plan.verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mkref.config import NorthConfig, check_kernel_limits
+from mkref.errors import PlanError
+from mkref.plan.share import share
+from mkref.plan.task import FIELDS, NO_COUNTER, WORDS, Flag, Op, Task
+from mkref.weights.layout import TILE, PackedLayout
+
+__all__ = ["CHUNK_PAGES", "PAGE", "ROWS", "Counter", "KvPool", "Plan", "build_plan"]
+
+ROWS = 8
+"""Rows of a batch that one step can serve: the n side of `mma.m16n8k16`."""
+PAGE = 64
+"""Keys of one KV page."""
+CHUNK_PAGES = 2
+"""Pages of one attention chunk; fixed, so that a row's sums do not depend on its neighbours."""
+MAX_SMS = 1024
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """Where the pages of each layer lie in the pool, in tiles of 512 bytes.
+
+    Full and sliding layers have their own page numbers and budgets: a full layer grows with the context, a
+    sliding layer only ever needs its window.
+    """
+
+    full_pages: int
+    sliding_pages: int
+    page_tiles: int  # of one page of one KV head: D/2
+    n_kv_heads: int
+
+    def base(self, config: NorthConfig, layer: int) -> int:
+        """Tile index of the first page of `layer`."""
+        return sum(self.layer_tiles(config, before) for before in range(layer))
+
+    def layer_tiles(self, config: NorthConfig, layer: int) -> int:
+        """Tiles that `layer` owns."""
+        pages = self.sliding_pages if config.is_sliding(layer) else self.full_pages
+        return pages * self.n_kv_heads * self.page_tiles
+
+    def total_tiles(self, config: NorthConfig) -> int:
+        """Tiles of the whole pool."""
+        return self.base(config, config.num_hidden_layers)
+
+    @classmethod
+    def of(cls, config: NorthConfig, full_pages: int, sliding_pages: int) -> KvPool:
+        """A pool with the given page budgets (pages of 64 tokens, each holding all KV heads)."""
+        return cls(full_pages, sliding_pages, config.head_dim // 2, config.num_key_value_heads)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A monotonic counter: `target` arrivals per step, never reset."""
+
+    name: str
+    target: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tasks per SM, in the order in which the SM runs them, and the table of counters."""
+
+    config: NorthConfig
+    pool: KvPool
+    tasks: tuple[tuple[Task, ...], ...]
+    counters: tuple[Counter, ...]
+
+    @property
+    def n_sm(self) -> int:
+        """Number of SMs, which is the grid of the launch."""
+        return len(self.tasks)
+
+    @property
+    def n_tasks(self) -> int:
+        """Number of tasks on all SMs."""
+        return sum(map(len, self.tasks))
+
+    def __iter__(self) -> Iterator[tuple[int, int, Task]]:
+        """All (SM, position in its list, task)."""
+        for sm, tasks in enumerate(self.tasks):
+            for i, task in enumerate(tasks):
+                yield sm, i, task
+
+    def words(self) -> np.ndarray:
+        """All records, SM after SM: int32 [n_tasks, 16]."""
+        flat = [task.words() for _, _, task in self]
+        return np.asarray(flat, dtype=np.int32).reshape(-1, WORDS)
+
+    def offsets(self) -> np.ndarray:
+        """First record of each SM, and one past the last: int32 [n_sm + 1]."""
+        return np.concatenate([[0], np.cumsum([len(t) for t in self.tasks])]).astype(np.int32)
+
+    def to_dict(self) -> dict[str, object]:
+        """A JSON-ready form that `from_dict` turns back into an equal plan."""
+        return {
+            "format": "mkref-plan-1",
+            "fields": list(FIELDS),
+            "config": self.config.to_dict(),
+            "kv_pages": {"full": self.pool.full_pages, "sliding": self.pool.sliding_pages},
+            "counters": [[c.name, c.target] for c in self.counters],
+            "tasks": [[list(t.words()) for t in tasks] for tasks in self.tasks],
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Plan:
+        """Inverse of `to_dict`.
+
+        Raises:
+            PlanError: another format, or another task record than this version's.
+        """
+        if data.get("format") != "mkref-plan-1" or tuple(data.get("fields", ())) != FIELDS:
+            raise PlanError(
+                f"plan: format {data.get('format')!r} with fields {data.get('fields')} is not the "
+                f"'mkref-plan-1' of this version; build it again with `mkref plan`"
+            )
+        config = NorthConfig.from_dict(data["config"])
+        pages = data["kv_pages"]
+        return cls(
+            config,
+            KvPool.of(config, pages["full"], pages["sliding"]),
+            tuple(tuple(Task.from_words(w) for w in tasks) for tasks in data["tasks"]),
+            tuple(Counter(name, target) for name, target in data["counters"]),
+        )
+
+
+def build_plan(config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages: int) -> Plan:
+    """The plan of one decode step on `n_sm` SMs.
+
+    Args:
+        config: the model's geometry.
+        n_sm: SMs that run the kernel, 1 to 1024.
+        full_pages: pages (64 tokens) in the pool of each full-attention layer.
+        sliding_pages: pages in the pool of each sliding layer.
+
+    Raises:
+        ConfigError: a geometry that the kernel does not implement.
+        PlanError: `n_sm` out of range.
+    """
+    check_kernel_limits(config)
+    if not 1 <= n_sm <= MAX_SMS:
+        raise PlanError(f"n_sm: {n_sm} SMs cannot run a plan; give 1 to {MAX_SMS}")
+    return _Builder(config, n_sm, KvPool.of(config, full_pages, sliding_pages)).build()
+
+
+class _Builder:
+    """Collects tasks per SM; counter targets are counted from the tasks that signal, in one place."""
+
+    def __init__(self, config: NorthConfig, n_sm: int, pool: KvPool) -> None:
+        self.config, self.n_sm, self.pool = config, n_sm, pool
+        self.layout = PackedLayout(config)
+        self.lists: list[list[Task]] = [[] for _ in range(n_sm)]
+        self.names: list[str] = []
+
+    def build(self) -> Plan:
+        c = self.config
+        x = self.counter("x0")
+        self.rows(c.hidden_size // TILE, Op.EMBED, 0, signal=x, weights=self.layout.head)
+        for layer in range(c.num_hidden_layers):
+            x = self.layer(layer, x)
+        head = self.counter("head")
+        self.head(x, head)
+        self.lists[0].append(Task(Op.SAMPLE, c.num_hidden_layers, 0, 1, wait=head, index=self.n_sm))
+        return self.with_targets()
+
+    def layer(self, layer: int, x: int) -> int:
+        """Append one layer; takes and returns the counter of its input and output x."""
+        c, at, hk = self.config, self.layout.layer(layer), self.config.hidden_size // TILE
+        dense = c.is_dense(layer)
+        width = c.mlp_width(layer)
+        window = c.sliding_window if c.is_sliding(layer) else 0
+        sliding = Flag.SLIDING if window else 0
+        router, qkv, attention, merge, h, out = (
+            NO_COUNTER if name == "router" and dense else self.counter(f"{name}{layer}")
+            for name in ("router", "qkv", "attention", "merge", "h", "out")
+        )
+        flags = Flag.DENSE if dense else 0
+        expert = {"route_wait": router, "flags": flags, "layer": layer}
+
+        # Router and q, k, v read the same x: one share over the rows of both, so that every SM streams
+        # the same number of bytes.
+        n_router = 0 if dense else -(-c.num_experts // TILE)
+        n_qkv = (c.q_width + 2 * c.kv_width) // TILE
+        rope = Flag.ROPE if c.uses_rope(layer) else 0
+        for sm in range(self.n_sm):
+            begin, end = share(n_router + n_qkv, self.n_sm, sm)
+            self.add_rows(
+                sm, begin, min(end, n_router), Op.ROUTER, layer, weights=at.router, k_tiles=hk, wait=x, signal=router
+            )
+            self.add_rows(
+                sm,
+                max(begin - n_router, 0),
+                end - n_router,
+                Op.QKV,
+                layer,
+                weights=at.qkv,
+                k_tiles=hk,
+                wait=x,
+                signal=qkv,
+                flags=rope,
+            )
+        self.slots(
+            Op.ATTENTION,
+            layer=layer,
+            wait=qkv,
+            signal=attention,
+            flags=sliding,
+            window=window,
+            kv_tiles=self.pool.base(c, layer),
+        )
+        self.slots(Op.GATE_UP, weights=at.gate_up, k_tiles=hk, blocks=width // 8, wait=x, signal=h, **expert)
+        self.slots(Op.MERGE, layer=layer, wait=attention, signal=merge, window=window)
+        # O and down share their output rows: x + attention + experts is a sum inside one SM.
+        n_out = c.hidden_size // TILE
+        self.rows(n_out, Op.O_PROJ, layer, weights=at.o, k_tiles=c.q_width // TILE, wait=merge)
+        self.rows(
+            n_out, Op.DOWN, weights=at.down, k_tiles=width // TILE, blocks=n_out, wait=h, signal=out, **expert
+        )
+        return out
+
+    def head(self, x: int, signal: int) -> None:
+        """One HEAD task per SM, also where there is no row left for it: SAMPLE reads every slot."""
+        c = self.config
+        for sm in range(self.n_sm):
+            begin, end = share(-(-c.vocab_size // TILE), self.n_sm, sm)
+            self.lists[sm].append(
+                Task(
+                    Op.HEAD,
+                    c.num_hidden_layers,
+                    begin,
+                    end - begin,
+                    weights=self.layout.head,
+                    k_tiles=c.hidden_size // TILE,
+                    wait=x,
+                    signal=signal,
+                    index=sm,
+                )
+            )
+
+    def counter(self, name: str) -> int:
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def rows(self, n_blocks: int, op: Op, layer: int, **words: int) -> None:
+        """One task per SM over its share of `n_blocks` row blocks."""
+        for sm in range(self.n_sm):
+            self.add_rows(sm, *share(n_blocks, self.n_sm, sm), op, layer, **words)
+
+    def add_rows(self, sm: int, begin: int, end: int, op: Op, layer: int, **words: int) -> None:
+        if end > begin:
+            self.lists[sm].append(Task(op, layer, begin, end - begin, **words))
+
+    def slots(self, op: Op, **words: int) -> None:
+        """One task per SM; it finds its part of the run-time work from (slot, number of slots)."""
+        for sm in range(self.n_sm):
+            self.lists[sm].append(Task(op, first=sm, count=self.n_sm, **words))
+
+    def with_targets(self) -> Plan:
+        """Count the arrivals of every counter and write them into the tasks that wait for it."""
+        arrivals = [0] * len(self.names)
+        for task in (t for tasks in self.lists for t in tasks):
+            if task.signal != NO_COUNTER:
+                arrivals[task.signal] += 1
+
+        def aim(task: Task) -> Task:
+            return replace(
+                task,
+                wait_count=0 if task.wait == NO_COUNTER else arrivals[task.wait],
+                route_count=0 if task.route_wait == NO_COUNTER else arrivals[task.route_wait],
+            )
+
+        return Plan(
+            self.config,
+            self.pool,
+            tuple(tuple(aim(t) for t in _mark_release(tasks)) for tasks in self.lists),
+            tuple(Counter(n, a) for n, a in zip(self.names, arrivals, strict=True)),
+        )
+
+
+def _mark_release(tasks: list[Task]) -> list[Task]:
+    """Flag the last task of each layer that uses the layer's experts."""
+    last = {task.layer: i for i, task in enumerate(tasks) if task.op in (Op.GATE_UP, Op.DOWN)}
+    return [
+        replace(task, flags=task.flags | Flag.RELEASE) if last.get(task.layer) == i else task
+        for i, task in enumerate(tasks)
+    ]

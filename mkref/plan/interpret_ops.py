@@ -1,0 +1,198 @@
+"""What each operation computes, in NumPy: every one but attention (`interpret_attention`).
+
+The functions have the names of `cuda/megakernel.cu` and do to the buffers what those do, bit for
+bit: the same rounding, the same order of every sum, the same places written. Only active rows are
+read and written.
+
+What it does not do: wait, signal or decide who runs next (`mkref.plan.interpret`).
+
+Notation: H hidden size, D head dimension, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkref.plan.build import ROWS
+from mkref.plan.memory import A_ORDER, B_ORDER, Buffers, UnpackedWeights
+from mkref.plan.products import Operand, columns
+from mkref.plan.runtime import Route, segments
+from mkref.plan.task import Flag, Task
+from mkref.reference.mma import WARPS, sum_warps
+from mkref.reference.sampling import gumbel
+from mkref.reference.scalars import F32, Float, Words, from_bf16, rmsnorm, rotate, swiglu, to_bf16
+from mkref.weights.layout import TILE, from_b_order
+
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
+
+__all__ = ["NO_TOKEN", "Step", "down", "embed", "gate_up", "head", "o_proj", "qkv", "router", "sample"]
+
+NO_TOKEN = 0x7FFFFFFF
+"""Token of a HEAD slot that offers none."""
+MINUS_INF = F32(-np.inf)
+
+
+@dataclass
+class Step:
+    """One decode step under way.
+
+    Attributes:
+        config: the model's geometry.
+        buffers: all buffers, by name.
+        weights: the packed weights, unpacked on demand.
+        rows: active rows, 1 to 8.
+        not_finite: (row, token) of a logit that is not finite, if one was seen.
+    """
+
+    config: NorthConfig
+    buffers: Buffers
+    weights: UnpackedWeights
+    rows: int
+    not_finite: tuple[int, int] | None = None
+    _normed: tuple[int, Float, Operand] | None = field(default=None, repr=False)
+
+    def x(self, layer: int) -> Float:
+        """Residual stream that `layer` reads, float32 [rows, H]: a view."""
+        return self.buffers["x"][layer & 1, : self.rows]
+
+    def matrix_product(self, task: Task, x: Operand) -> Float:
+        """Product of the task's row blocks with activations, float32 [rows, 16 count]."""
+        tile = task.weights + task.first * task.k_tiles
+        return self.weights.matrix(tile, task.count, task.k_tiles).project(x)
+
+    def normed(self, layer: int) -> Operand:
+        """RMSNorm of x with the layer's gamma, as an operand of products.
+
+        Every task computes it for itself in the kernel; here the last result serves while x is
+        the same, bit for bit.
+        """
+        x = self.x(layer)
+        if self._normed is not None:
+            of_layer, of_x, result = self._normed
+            if of_layer == layer and np.array_equal(of_x.view(np.uint32), x.view(np.uint32)):
+                return result
+        gamma = self.buffers["gammas"][layer]
+        result = columns(rmsnorm(x, gamma, self.config.rms_norm_eps))
+        self._normed = (layer, x.copy(), result)
+        return result
+
+
+def _outputs(task: Task) -> np.ndarray:
+    """Output indices of a task's row blocks: int64 [16 count]."""
+    return np.arange(task.first * TILE, (task.first + task.count) * TILE)
+
+
+def embed(s: Step, task: Task) -> None:
+    """x <- embedding of the row's token, gathered from the packed head."""
+    tokens = s.buffers["tokens"][: s.rows].astype(np.int64)
+    k_tiles = np.arange(task.first, task.first + task.count)
+    tile = task.weights + (tokens >> 4)[:, None] * (s.config.hidden_size // TILE) + k_tiles
+    # [rows, tiles, 16]
+    words = s.buffers["weights"][tile[:, :, None], A_ORDER[tokens & 15][:, None, :]]
+    s.x(0)[:, _outputs(task)] = from_bf16(words).reshape(s.rows, -1)
+
+
+def router(s: Step, task: Task) -> None:
+    """Router logits."""
+    out = _outputs(task)
+    out = out[out < s.config.num_experts]
+    values = s.matrix_product(task, s.normed(task.layer))
+    s.buffers["router_logits"][: s.rows, out] = values[:, : len(out)]
+
+
+def qkv(s: Step, task: Task) -> None:
+    """q in B order, k and v as plain vectors; q and k rotated where the layer does."""
+    c, rows = s.config, s.rows
+    out = _outputs(task)
+    values = s.matrix_product(task, s.normed(task.layer))
+    kv_from, v_from = c.q_width, c.q_width + c.kv_width
+    if task.flags & Flag.ROPE:
+        turned = int(np.count_nonzero(out < v_from))  # whole pairs
+        pair = out[:turned:2] % c.head_dim // 2
+        tables = s.buffers["rope"][s.buffers["positions"][:rows, None], pair]  # [rows, pairs, 2]
+        values[:, :turned] = rotate(values[:, :turned], tables[..., 0], tables[..., 1])
+    words = to_bf16(values)
+    is_q, is_k, is_v = out < kv_from, (out >= kv_from) & (out < v_from), out >= v_from
+    h, dim = out[is_q] // c.head_dim, out[is_q] % c.head_dim
+    kv_head, in_group = h // c.group_size, h % c.group_size
+    s.buffers["q"][:rows, kv_head, dim // 16, in_group, B_ORDER[dim % 16]] = words[:, is_q]
+    for name, mine, start in (("k_new", is_k, kv_from), ("v_new", is_v, v_from)):
+        s.buffers[name].reshape(ROWS, -1)[:rows, out[mine] - start] = words[:, mine]
+
+
+def gate_up(s: Step, task: Task, route: Route) -> None:
+    """h = silu(gate) * up for this slot's granules of all active experts; every row."""
+    x = s.normed(task.layer)
+    per_expert = task.blocks * 8 * ROWS
+    for part in segments(task, len(route.experts)):
+        tile = task.weights + route.experts[part.active] * task.blocks * task.k_tiles
+        matrix = s.weights.matrix(tile, task.blocks, task.k_tiles)
+        both = matrix.project(x, part.first, part.count).reshape(s.rows, part.count, 2, 8)
+        words = swiglu(both[:, :, 0], both[:, :, 1]).reshape(s.rows, -1)
+        h = s.buffers["h"][part.active * per_expert :][:per_expert].reshape(-1, ROWS, 16)
+        out = np.arange(part.first * 8, (part.first + part.count) * 8)
+        h[out // 16, : s.rows, B_ORDER[out % 16]] = words.T
+
+
+def o_proj(s: Step, task: Task) -> None:
+    """x_mid <- x + output projection."""
+    attn: Words = s.buffers["attn"][:, : s.rows]
+    product = s.matrix_product(task, columns(from_b_order(attn)))
+    out = _outputs(task)
+    s.buffers["x_mid"][: s.rows, out] = s.x(task.layer)[:, out] + product
+
+
+def down(s: Step, task: Task, route: Route) -> None:
+    """Next x <- x_mid + down projections of the experts that each row chose, ascending id."""
+    out = _outputs(task)
+    acc = np.zeros((WARPS, s.rows, len(out)), dtype=F32)
+    per_expert = task.k_tiles * 16 * ROWS
+    for active, expert in enumerate(route.experts):
+        scores = route.scores[expert, : s.rows]
+        mine = np.flatnonzero(scores)
+        h = s.buffers["h"][active * per_expert :][:per_expert].reshape(-1, ROWS, 16)
+        tile = task.weights + expert * task.blocks * task.k_tiles
+        matrix = s.weights.matrix(tile, task.blocks, task.k_tiles)
+        sums = matrix.chains(columns(from_b_order(h[:, mine])), task.first, task.count)
+        acc[:, mine] = acc[:, mine] + scores[mine, None] * sums
+    s.x(task.layer + 1)[:, out] = s.buffers["x_mid"][: s.rows, out] + sum_warps(acc)
+
+
+def head(s: Step, task: Task) -> None:
+    """Logits of this task's vocabulary rows, and the best token among them for every row."""
+    b = s.buffers
+    b["best_values"][task.index, : s.rows] = MINUS_INF
+    b["best_tokens"][task.index, : s.rows] = NO_TOKEN
+    if task.count == 0:
+        return
+    tokens = _outputs(task)
+    tokens = tokens[tokens < s.config.vocab_size]
+    product = s.matrix_product(task, s.normed(task.layer))[:, : len(tokens)]
+    logits = product * F32(s.config.logit_scale)
+    b["logits"][: s.rows, tokens] = logits
+    bad = np.argwhere(~np.isfinite(logits))
+    if len(bad) and s.not_finite is None:
+        s.not_finite = (int(bad[0, 0]), int(tokens[bad[0, 1]]))
+    for row in range(s.rows):
+        values, temperature = logits[row], b["temperatures"][row]
+        if temperature > 0:
+            low, high = (int(word) for word in b["seeds"][row])
+            noise = gumbel(high << 32 | low, int(b["positions"][row]), tokens)
+            values = values / temperature + noise
+        numbers = np.flatnonzero(~np.isnan(values))  # a NaN never wins
+        if len(numbers):
+            best = numbers[np.argmax(values[numbers])]  # the first, so the lowest id
+            b["best_values"][task.index, row] = values[best]
+            b["best_tokens"][task.index, row] = tokens[best]
+
+
+def sample(s: Step, task: Task) -> None:
+    """Next token: the best of all HEAD slots."""
+    values = s.buffers["best_values"][: task.index, : s.rows]
+    tokens = s.buffers["best_tokens"][: task.index, : s.rows]
+    largest = np.where(values == values.max(axis=0), tokens, NO_TOKEN)
+    s.buffers["next_tokens"][: s.rows] = largest.min(axis=0)

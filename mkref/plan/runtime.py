@@ -1,0 +1,164 @@
+"""Run-time work: what a task finds out from positions, page tables and router logits.
+
+A plan fixes who does which share of the work; how much work there is depends on the step. These are
+the functions of section 6 and `find_experts` of `cuda/megakernel.cu`, for the interpreter.
+
+What it does not do: compute activations.
+
+Notation: E experts, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS
+from mkref.plan.share import share
+from mkref.reference.sampling import order_key
+from mkref.reference.scalars import Float, sigmoid
+
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
+    from mkref.plan.task import Task
+
+__all__ = ["AttentionItems", "Route", "Segment", "attention_items", "chunk_counts", "dense_route"]
+__all__ += ["find_experts", "segments"]
+
+Ints = npt.NDArray[np.int64]
+CHUNK = PAGE * CHUNK_PAGES
+
+
+def _first_visible(positions: Ints, window: int) -> Ints:
+    """First key that each row sees: all, or the last `window` including its own."""
+    if window <= 0:
+        return np.zeros_like(positions)
+    return np.maximum(positions - window + 1, 0)
+
+
+def chunk_counts(positions: Ints, window: int) -> Ints:
+    """Chunks of 128 keys, aligned to absolute positions, that hold each row's visible keys."""
+    return positions // CHUNK - _first_visible(positions, window) // CHUNK + 1
+
+
+@dataclass(frozen=True)
+class AttentionItems:
+    """Chunks of one KV head of one row, one entry each; all int64 [items].
+
+    Attributes:
+        row, head: whose.
+        chunk: counted from the row's first visible chunk.
+        first_key, last_key: visible keys of the row; `last_key` is the token of this step.
+        first_page, last_page: pages of the sequence that the chunk reads.
+    """
+
+    row: Ints
+    head: Ints
+    chunk: Ints
+    first_key: Ints
+    last_key: Ints
+    first_page: Ints
+    last_page: Ints
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getitem__(self, index: object) -> AttentionItems:
+        return AttentionItems(*(field[index] for field in vars(self).values()))
+
+
+def attention_items(positions: Ints, window: int, n_kv_heads: int, task: Task) -> AttentionItems:
+    """The items that slot `task.first` of `task.count` owns: dealt in turn, row after row.
+
+    Args:
+        positions: int64 [rows].
+        window: keys visible including the row's own; 0 is all.
+    """
+    per_row = chunk_counts(positions, window) * n_kv_heads
+    row = np.repeat(np.arange(len(positions)), per_row)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    row, within = row[task.first :: task.count], within[task.first :: task.count]
+    first_key, last_key = _first_visible(positions, window)[row], positions[row]
+    chunk = within // n_kv_heads
+    first = (first_key // CHUNK + chunk) * CHUNK_PAGES
+    return AttentionItems(
+        row=row,
+        head=within % n_kv_heads,
+        chunk=chunk,
+        first_key=first_key,
+        last_key=last_key,
+        first_page=np.maximum(first, first_key // PAGE),
+        last_page=np.minimum(first + CHUNK_PAGES - 1, last_key // PAGE),
+    )
+
+
+@dataclass(frozen=True)
+class Route:
+    """The experts of one layer for the whole batch.
+
+    Attributes:
+        layer: whose.
+        experts: chosen by some row, ascending.
+        scores: float32 [E, 8]; 0 where the row did not choose the expert.
+    """
+
+    layer: int
+    experts: tuple[int, ...]
+    scores: Float
+
+
+def dense_route(layer: int) -> Route:
+    """One expert with score 1 for every row."""
+    return Route(layer, (0,), np.ones((1, ROWS), dtype=np.float32))
+
+
+def find_experts(layer: int, logits: Float, config: NorthConfig) -> Route:
+    """The k largest logits of every row; equal logits: the lower id; a NaN loses to everything.
+
+    Args:
+        logits: float32 [rows, E].
+    """
+    rows, n_experts = logits.shape
+    nan = np.isnan(logits)
+    keys = order_key(np.where(nan, np.float32(0), logits), np.arange(n_experts))
+    keys = np.where(nan, keys & np.uint64(0xFFFFFFFF), keys)
+    chosen = np.sort(np.argsort(keys, axis=1)[:, -config.num_experts_per_tok :], axis=1)
+    values = sigmoid(np.take_along_axis(logits, chosen, axis=1))
+    if config.norm_topk_prob:
+        total = np.zeros(rows, dtype=np.float32)
+        for i in range(chosen.shape[1]):  # ascending id
+            total = total + values[:, i]
+        values = values / total[:, None]
+    scores = np.zeros((n_experts, ROWS), dtype=np.float32)
+    scores[chosen, np.arange(rows)[:, None]] = values
+    experts = tuple(np.flatnonzero((scores != 0).any(axis=1)).tolist())
+    return Route(layer, experts, scores)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Granules `first .. first + count - 1` of the `active`-th active expert."""
+
+    active: int
+    first: int
+    count: int
+
+
+def segments(task: Task, n_active: int) -> Iterator[Segment]:
+    """Parts of a GATE_UP slot's share, one per expert that it touches.
+
+    >>> from mkref.plan.task import Op, Task
+    >>> task = Task(Op.GATE_UP, layer=0, first=1, count=2, blocks=6)
+    >>> list(segments(task, 3))
+    [Segment(active=1, first=3, count=3), Segment(active=2, first=0, count=6)]
+    """
+    unit, end = share(n_active * task.blocks, task.count, task.first)
+    while unit < end:
+        active, first = divmod(unit, task.blocks)
+        count = min(end - unit, task.blocks - first)
+        yield Segment(active, first, count)
+        unit += count

@@ -1,0 +1,98 @@
+"""Traces in files: compressed JSON that any language reads, equal bytes for equal traces.
+
+Times are stored as differences along each SM, which compress well: a step of the large model on 132
+SMs is a few hundred kilobytes. The format is versioned; it does not depend on numbers of opcodes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mkref.errors import PlanError
+from mkref.trace.events import COLUMNS, Trace
+
+__all__ = ["FORMAT", "load_trace", "save_trace", "trace_from_dict", "trace_to_dict"]
+
+FORMAT = "mkref-trace-1"
+
+
+def _differences(times: np.ndarray) -> list[list[int]]:
+    """Row by row: begin against the end of the row before, then each column against its left."""
+    before = np.concatenate([[0], times[:-1, 2]])  # end of the row before
+    left = np.column_stack([before, times[:, 0], times[:, 1]])
+    issued_before = np.concatenate([[0], times[:-1, 3]])
+    return [*(times[:, :3] - left).T.tolist(), (times[:, 3] - issued_before).tolist()]
+
+
+def _times(differences: list[list[int]]) -> np.ndarray:
+    """Inverse of `_differences`."""
+    begin, ready, end, issued = (np.asarray(d, dtype=np.int64) for d in differences)
+    ends = np.cumsum(begin + ready + end)
+    return np.column_stack([ends - end - ready, ends - end, ends, np.cumsum(issued)])
+
+
+def trace_to_dict(trace: Trace) -> dict[str, Any]:
+    """A JSON-ready form; `trace_from_dict` turns it back into an equal trace."""
+    return {
+        "format": FORMAT,
+        "provenance": trace.provenance,
+        "ops": list(trace.ops),
+        "counters": list(trace.counters),
+        "columns": {name: trace.columns[name].tolist() for name in COLUMNS},
+        "times": _differences(trace.times),
+    }
+
+
+def trace_from_dict(data: dict[str, Any]) -> Trace:
+    """Inverse of `trace_to_dict`.
+
+    Raises:
+        PlanError: another format, or parts that do not fit each other.
+    """
+    if data.get("format") != FORMAT:
+        raise PlanError(f"trace: format {data.get('format')!r}; this version reads {FORMAT!r}")
+    try:
+        return Trace(
+            ops=tuple(data["ops"]),
+            counters=tuple(data["counters"]),
+            columns={name: np.asarray(data["columns"][name], dtype=np.int32) for name in COLUMNS},
+            times=_times(data["times"]),
+            provenance=dict(data["provenance"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"trace: the recording is damaged ({error!r})") from error
+
+
+def save_trace(trace: Trace, path: str | Path) -> Path:
+    """Write a trace; a name that ends in `.gz` is compressed.
+
+    Returns:
+        The path that was written.
+    """
+    path = Path(path)
+    raw = json.dumps(trace_to_dict(trace), separators=(",", ":"), sort_keys=True).encode()
+    # mtime=0 and no file name: the same trace gives the same bytes.
+    path.write_bytes(gzip.compress(raw, 9, mtime=0) if path.suffix == ".gz" else raw)
+    return path
+
+
+def load_trace(path: str | Path) -> Trace:
+    """Read what `save_trace` wrote.
+
+    Raises:
+        PlanError: no such file, or not a trace.
+    """
+    path = Path(path)
+    try:
+        raw = path.read_bytes()
+        data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    except (OSError, EOFError, ValueError) as error:
+        raise PlanError(f"trace: cannot read {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise PlanError(f"trace: {path} holds no trace")
+    return trace_from_dict(data)

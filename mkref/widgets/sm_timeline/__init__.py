@@ -1,0 +1,1 @@
+"""The SM timeline. Nothing is imported here: only `widget` needs anywidget."""

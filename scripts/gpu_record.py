@@ -1,0 +1,77 @@
+"""Run the GPU tests and keep a record of them, or say whether the record fits the present sources.
+
+    python scripts/gpu_record.py            run `pytest -m gpu tests`, write bench/results/gpu-tests.json
+    python scripts/gpu_record.py --check    print one line; exit status 0 if the record fits, 1 if not
+
+The record names the GPU, the commit and a hash of the sources that decide what a GPU computes, so that a test run
+without a GPU can tell whether what it vouches for was ever run on one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.provenance import provenance, source_hash  # noqa: E402
+
+RECORD = ROOT / "bench" / "results" / "gpu-tests.json"
+
+
+def check() -> int:
+    """Print whether the record belongs to the sources as they stand."""
+    if not RECORD.is_file():
+        print("GPU record: none; run `make test-gpu` on a machine with a GPU")
+        return 1
+    record = json.loads(RECORD.read_text())
+    where = record["provenance"]
+    run = f"{record['passed']} passed, {record['failed']} failed on {where['gpu']}, {where['date'][:10]}"
+    fits = where["sources"] == source_hash()
+    print(f"GPU record: {run}; " + ("matches the present sources" if fits else "made from OTHER sources than these"))
+    return 0 if fits and not record["failed"] else 1
+
+
+def run() -> int:
+    """Run the tests and write the record; the exit status is pytest's."""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", f"--junitxml={report}", "-q"]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+        cases = list(ET.parse(report).getroot().iter("testcase"))
+    results = {
+        f"{case.get('classname')}::{case.get('name')}": "failed"
+        if case.find("failure") is not None or case.find("error") is not None
+        else "passed"
+        for case in cases
+    }
+    record = {
+        "provenance": provenance(),
+        "passed": sum(r == "passed" for r in results.values()),
+        "failed": sum(r == "failed" for r in results.values()),
+        "seconds": round(sum(float(case.get("time", 0)) for case in cases), 1),
+        "tests": results,
+    }
+    target = Path(os.environ.get("OUT", RECORD.parent)) / RECORD.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {target.name}: {record['passed']} passed, {record['failed']} failed")
+    return status
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description="Run the GPU tests and record them, or check the record.")
+    parser.add_argument("--check", action="store_true", help="only say whether the record fits the sources")
+    return check() if parser.parse_args().check else run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What holds for every test: one thread, no GPU tests where there is no GPU, the GPU record shown.
+
+GPU tests are left out rather than run and passed over; the terminal summary says how many, and
+whether the recorded GPU run in bench/results/ belongs to the sources as they stand.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything imports torch: tiny models run faster on one thread, and steadily. Kernels of
+# notebooks inherit it.
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+if "torch" in sys.modules:
+    sys.modules["torch"].set_num_threads(1)
+
+
+def have_gpu() -> bool:
+    """Whether CuPy is installed and sees a device."""
+    try:
+        import cupy
+    except ImportError:
+        return False
+    return bool(cupy.cuda.is_available())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the GPU tests that `-m` did not leave out already, where no GPU answers."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not have_gpu():
+        config.hook.pytest_deselected(items=gpu_items)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+def gpu_record() -> str:
+    """One line of scripts/gpu_record.py: does the recorded GPU run belong to these sources?"""
+    script = ROOT / "scripts" / "gpu_record.py"
+    if not script.is_file():
+        return "no GPU record"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=120
+    )
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[-1] if lines else f"gpu_record.py said nothing (status {done.returncode})"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which GPU tests were left out and what their record is worth."""
+    left_out = terminalreporter.stats.get("deselected", [])
+    n_gpu = sum(item.get_closest_marker("gpu") is not None for item in left_out)
+    if n_gpu:
+        terminalreporter.section("GPU tests")
+        terminalreporter.write_line(f"{n_gpu} left out here; `make test-gpu` runs them on a GPU")
+        terminalreporter.write_line(gpu_record())

@@ -1,0 +1,108 @@
+"""Drive a machine step by step, without the engine: fixed page tables, prompts fed token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mkref.config import NorthConfig
+from mkref.machine.base import Machine, StepInputs
+from mkref.plan.build import PAGE, Plan, build_plan
+from mkref.weights.packed import PackedWeights
+from mkref.weights.synthetic import synthetic_weights
+
+__all__ = ["SMALL", "Run", "drive", "small_config", "small_model"]
+
+SMALL = {
+    "vocab_size": 517,
+    "hidden_size": 96,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 48,
+    "prefix_dense_intermediate_size": 112,
+    "first_k_dense_replace": 1,
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "expert_selection_fn": "sigmoid",
+    "sliding_window": 70,
+    "sliding_window_pattern": 4,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 50000.0,
+    "logit_scale": 1.0,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+"""Every branch of the model, widths that are no powers of two, a vocabulary with a padded last row block."""
+
+
+def small_config(**changes: object) -> NorthConfig:
+    """`SMALL` with some fields changed."""
+    return NorthConfig.from_dict({**SMALL, **changes})
+
+
+def small_model(seed: int = 3, **changes: object) -> tuple[NorthConfig, PackedWeights]:
+    """A small config and synthetic weights for it, equal on every machine."""
+    config = small_config(**changes)
+    return config, synthetic_weights(config, seed=seed)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Logits float32 [steps, rows, V] and the tokens that were sampled, int32 [steps, rows]."""
+
+    logits: np.ndarray
+    tokens: np.ndarray
+
+    def bits(self, row: int) -> bytes:
+        """All logits of one row."""
+        return self.logits[:, row].tobytes()
+
+
+def drive(
+    machine: Machine,
+    weights: PackedWeights,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    n_sm: int,
+    temperatures: Sequence[float] = (),
+    seeds: Sequence[int] = (),
+    max_context: int = 512,
+    page_seed: int = 0,
+    starts: Sequence[int] = (),
+) -> Run:
+    """Load the model and run `steps` steps; row `r` feeds its prompt, then its own samples.
+
+    `page_seed` shuffles the pages of the pool; `starts` gives rows a first position other than 0 (their earlier
+    keys then are what the pool was poisoned with, so only for runs that write the pool themselves).
+    """
+    pages = max_context // PAGE
+    n = len(prompts)
+    plan: Plan = build_plan(weights.config, n_sm, full_pages=n * pages + 3, sliding_pages=n * pages + 5)
+    machine.load(plan, weights, max_context)
+    rng = np.random.default_rng(page_seed)
+    table = np.stack([rng.permutation(n * pages + 3 + 2 * kind)[: n * pages].reshape(n, pages) for kind in (0, 1)])
+    fed = [prompt[0] for prompt in prompts]
+    first = np.asarray(list(starts) or [0] * n)
+    logits, tokens = [], []
+    for step in range(steps):
+        sampled = machine.step(
+            StepInputs(
+                np.asarray(fed, np.int32),
+                (first + step).astype(np.int32),
+                table.astype(np.int32),
+                np.asarray(temperatures, np.float32),
+                np.asarray(seeds, np.uint64),
+            )
+        )
+        logits.append(machine.logits(n))
+        tokens.append(sampled)
+        fed = [p[step + 1] if step + 1 < len(p) else int(sampled[r]) for r, p in enumerate(prompts)]
+    return Run(np.stack(logits), np.stack(tokens))

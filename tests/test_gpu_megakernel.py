@@ -1,0 +1,96 @@
+"""The kernel on a GPU, against the same file on a CPU: bit for bit. Run by `make test-gpu`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mkref.errors import HangError, MachineError
+from mkref.machine.base import StepInputs
+from mkref.machine.cuda import CudaMachine, device_sms
+from mkref.machine.host import HostMachine
+from mkref.machine.source import Ring
+from mkref.plan.build import build_plan
+from tests.decode import drive, small_model
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = [[5, 77, 300, 12], [9, 8, 7, 6, 5, 4, 3, 2, 1], [400], [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]]
+GEOMETRIES = {
+    "small": {},
+    "one head per kv head": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 64},
+    "wide heads": {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128, "num_hidden_layers": 3},
+    "128 experts": {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 16, "num_hidden_layers": 3},
+    "no dense layer": {"first_k_dense_replace": 0, "norm_topk_prob": True, "sliding_window": 5},
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_gpu_equals_cpu_bit_for_bit(name: str) -> None:
+    """The same logits on the GPU with all SMs and on the CPU with two, for ragged prompts across pages."""
+    _, weights = small_model(**GEOMETRIES[name])
+    steps = 140 if name == "small" else 20
+    gpu = drive(CudaMachine(), weights, PROMPTS, steps, n_sm=device_sms())
+    cpu = drive(HostMachine(), weights, PROMPTS, steps, n_sm=2)
+    assert np.isfinite(cpu.logits).all()
+    assert cpu.tokens.tolist() == gpu.tokens.tolist()
+    assert cpu.logits.tobytes() == gpu.logits.tobytes()
+
+
+def test_gpu_runs_are_equal() -> None:
+    """Repeated runs, other SM counts, rings, pages and neighbours: the same bits for the same request."""
+    _, weights = small_model()
+    first = drive(CudaMachine(), weights, PROMPTS, 70, n_sm=device_sms())
+    for n_sm, ring, page_seed in ((device_sms(), None, 7), (1, None, 1), (7, Ring(2, 16), 2), (64, Ring(9, 8), 3)):
+        again = drive(CudaMachine(ring=ring), weights, PROMPTS, 70, n_sm=n_sm, page_seed=page_seed)
+        assert first.logits.tobytes() == again.logits.tobytes()
+    alone = drive(CudaMachine(), weights, PROMPTS[1:2], 70, n_sm=device_sms())
+    assert first.bits(1) == alone.bits(0)
+    eight = drive(CudaMachine(), weights, [*PROMPTS[::-1], *PROMPTS], 70, n_sm=device_sms())
+    assert first.bits(1) == eight.bits(2) == eight.bits(5)
+
+
+def test_gpu_samples_like_cpu() -> None:
+    """With a temperature, the tokens depend on seed and position only, and are those of the CPU."""
+    _, weights = small_model()
+    settings = {"temperatures": [1.0, 0.7, 0.0, 2.0], "seeds": [1, 2, 3, 2**63 + 11]}
+    gpu = drive(CudaMachine(), weights, PROMPTS, 40, n_sm=device_sms(), **settings)
+    cpu = drive(HostMachine(), weights, PROMPTS, 40, n_sm=3, **settings)
+    greedy = drive(CudaMachine(), weights, PROMPTS, 40, n_sm=device_sms())
+    assert cpu.tokens.tolist() == gpu.tokens.tolist()
+    assert greedy.tokens[:, 0].tolist() != gpu.tokens[:, 0].tolist()
+
+
+def test_gpu_reports_a_hang_and_goes_on() -> None:
+    """A counter that never comes ends in a report within the time limit, and the process can launch again."""
+    _, weights = small_model()
+    machine = CudaMachine()
+    machine.timeout_s = 0.2
+    machine.load(build_plan(weights.config, 8, full_pages=4, sliding_pages=4), weights, 64)
+    table = np.zeros((2, 1, 1), np.int32)
+    inputs = StepInputs(np.asarray([5]), np.asarray([0]), table)
+    expected = machine.step(inputs)
+    counters = machine.read("counters")
+    machine.write("counters", counters - 1000 * (np.arange(len(counters))[:, None] == 3))
+    with pytest.raises(HangError, match="waits for counter"):
+        machine.step(inputs)
+    machine.load(machine.plan, weights, 64)
+    assert expected.tolist() == machine.step(inputs).tolist()
+
+
+def test_gpu_refuses_logits_that_are_not_finite() -> None:
+    """A NaN in the weights is an error that names the row, not a token."""
+    _, weights = small_model()
+    weights.gammas[-1, 5] = float("nan")
+    machine = CudaMachine()
+    machine.load(build_plan(weights.config, 8, full_pages=4, sliding_pages=4), weights, 64)
+    with pytest.raises(MachineError, match="row 0 is not finite"):
+        machine.step(StepInputs(np.asarray([5]), np.asarray([0]), np.zeros((2, 1, 1), np.int32)))
+
+
+def test_gpu_refuses_more_sms_than_there_are() -> None:
+    """All blocks must be resident at once."""
+    _, weights = small_model()
+    n = device_sms() + 1
+    with pytest.raises(MachineError, match=f"the plan has {n} SMs"):
+        CudaMachine().load(build_plan(weights.config, n, full_pages=4, sliding_pages=4), weights, 64)
