@@ -1,11 +1,16 @@
-"""The kernel at the geometry of North Mini Code, on a GPU with 80 GB or more: accuracy, memory, time, no hangs.
+"""The kernel at the geometry of North Mini Code, on a GPU with 80 GB or more: accuracy, memory,
+time, no hangs.
 
     python bench/full_geometry.py [--contexts 1024,8192,32768] [--batches 1,2,4,8] [--steps 256]
 
-Synthetic weights. For every case the logits are compared with `mkref.reference` on the same weights: in bf16, as
-transformers would run it, and in the kernel's numeric contract; and the bf16 reference is compared with float32
-activations, which is the noise that bf16 itself brings. The KV cache is filled with random keys and values that all
-of them share. Results go to $OUT (or bench/results/h200) as `full_geometry.json`, with their provenance.
+Synthetic weights. For every case the logits are compared with `mkref.reference` on the same
+weights: in bf16, as
+transformers would run it, and in the kernel's numeric contract; and the bf16 reference is compared
+with float32
+activations, which is the noise that bf16 itself brings. The KV cache is filled with random keys and
+values that all
+of them share. Results go to $OUT (or bench/results/h200) as `full_geometry.json`, with their
+provenance.
 """
 
 from __future__ import annotations
@@ -22,21 +27,25 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.provenance import provenance  # noqa: E402
-from mkref.config import NORTH_MINI_CODE, NorthConfig  # noqa: E402
-from mkref.machine.base import StepInputs  # noqa: E402
-from mkref.machine.cuda import CudaMachine, device_sms  # noqa: E402
-from mkref.plan.build import PAGE, build_plan  # noqa: E402
-from mkref.plan.verify import verify  # noqa: E402
-from mkref.reference.model import KVCache, Reference  # noqa: E402
-from mkref.weights.packed import PackedWeights, pack_into  # noqa: E402
-from mkref.weights.synthetic import synthetic_weights  # noqa: E402
+from bench.provenance import provenance
+from mkref.config import NORTH_MINI_CODE, NorthConfig
+from mkref.machine.base import StepInputs
+from mkref.machine.cuda import CudaMachine, device_sms
+from mkref.plan.build import PAGE, build_plan
+from mkref.plan.verify import verify
+from mkref.reference.model import KVCache, Reference
+from mkref.weights.packed import PackedWeights, pack_into
+from mkref.weights.synthetic import synthetic_weights
 
 BOUND_BYTES_PER_S = 4.814e12
 
 
-def fill_cache(machine: CudaMachine, config: NorthConfig, rows: int, length: int, table: np.ndarray, seed: int) -> list[KVCache]:
-    """Random keys and values for positions 0..length-1 of every row: into the pool, and as reference caches."""
+def fill_cache(
+    machine: CudaMachine, config: NorthConfig, rows: int, length: int, table: np.ndarray, seed: int
+) -> list[KVCache]:
+    """Random keys and values for positions 0..length-1 of every row: into the pool, and as
+    reference caches.
+    """
     generator = torch.Generator("cuda").manual_seed(seed)
     caches = [KVCache() for _ in range(rows)]
     pool = torch.as_tensor(machine.buffers["kv"], device="cuda")
@@ -47,8 +56,12 @@ def fill_cache(machine: CudaMachine, config: NorthConfig, rows: int, length: int
         base = machine.plan.pool.base(config, layer)
         kind = int(config.is_sliding(layer))
         for row in range(rows):
-            k = torch.randn(heads, n_pages * PAGE, dim, generator=generator, device="cuda").to(torch.bfloat16)
-            v = torch.randn(heads, n_pages * PAGE, dim, generator=generator, device="cuda").to(torch.bfloat16)
+            k = torch.randn(heads, n_pages * PAGE, dim, generator=generator, device="cuda").to(
+                torch.bfloat16
+            )
+            v = torch.randn(heads, n_pages * PAGE, dim, generator=generator, device="cuda").to(
+                torch.bfloat16
+            )
             caches[row].keys.append(k[None, :, :length].clone())
             caches[row].values.append(v[None, :, :length].clone())
             caches[row].length = length
@@ -56,13 +69,17 @@ def fill_cache(machine: CudaMachine, config: NorthConfig, rows: int, length: int
             packed = torch.empty(n_pages, heads, per_head, 256, dtype=torch.bfloat16, device="cuda")
             keys = k.view(heads, n_pages, PAGE, dim).transpose(0, 1).reshape(-1, dim)
             values = v.view(heads, n_pages, PAGE, dim).permute(1, 0, 3, 2).reshape(-1, PAGE)
-            halves = torch.empty(2, n_pages * heads * per_head // 2, 256, dtype=torch.bfloat16, device="cuda")
+            halves = torch.empty(
+                2, n_pages * heads * per_head // 2, 256, dtype=torch.bfloat16, device="cuda"
+            )
             pack_into(halves[0], keys)
             pack_into(halves[1], values)
             packed[:, :, : per_head // 2] = halves[0].view(n_pages, heads, per_head // 2, 256)
             packed[:, :, per_head // 2 :] = halves[1].view(n_pages, heads, per_head // 2, 256)
             where = torch.as_tensor(table[kind, row, first:n_pages].astype(np.int64), device="cuda")
-            view = pool[base : base + machine.plan.pool.layer_tiles(config, layer)].view(-1, heads, per_head, 256)
+            view = pool[base : base + machine.plan.pool.layer_tiles(config, layer)].view(
+                -1, heads, per_head, 256
+            )
             view[where] = packed[first:]
     return caches
 
@@ -70,7 +87,9 @@ def fill_cache(machine: CudaMachine, config: NorthConfig, rows: int, length: int
 def distances(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
     """Relative error, KL and greedy agreement of two float tensors [n, V]."""
     ours, theirs = ours.double(), theirs.double()
-    kl = torch.nn.functional.kl_div(ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    kl = torch.nn.functional.kl_div(
+        ours.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
     return {
         "relative_error": float((ours - theirs).norm() / theirs.norm()),
         "kl_median": float(kl.median()),
@@ -79,20 +98,33 @@ def distances(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
     }
 
 
-def one_case(machine: CudaMachine, weights: PackedWeights, rows: int, context: int, steps: int, compare: int) -> dict:
+def one_case(
+    machine: CudaMachine, weights: PackedWeights, rows: int, context: int, steps: int, compare: int
+) -> dict:
     """Fill `context - steps` tokens, run `steps` steps, compare the first `compare` of them."""
     config = weights.config
     start = context - steps
     pages = -(-context // PAGE)
-    # Sliding pages are reused modulo their budget per row, so that the pool need not hold the whole context.
+    # Sliding pages are reused modulo their budget per row, so that the pool need not hold the whole
+    # context.
     window_pages = min(pages, config.sliding_window // PAGE + 6)
     table = np.zeros((2, rows, pages), np.int32)
     for row in range(rows):
         table[0, row] = row * pages + np.arange(pages)
         table[1, row] = row * window_pages + np.arange(pages) % window_pages
-    machine.load(build_plan(config, device_sms(), full_pages=rows * pages, sliding_pages=rows * window_pages), weights, context)
+    machine.load(
+        build_plan(
+            config, device_sms(), full_pages=rows * pages, sliding_pages=rows * window_pages
+        ),
+        weights,
+        context,
+    )
     caches = fill_cache(machine, config, rows, start, table, seed=rows * 1000 + context)
-    tokens = np.random.default_rng(context + rows).integers(0, config.vocab_size, (steps, rows)).astype(np.int32)
+    tokens = (
+        np.random.default_rng(context + rows)
+        .integers(0, config.vocab_size, (steps, rows))
+        .astype(np.int32)
+    )
     ours, times = [], []
     for step in range(steps):
         inputs = StepInputs(tokens[step], np.full(rows, start + step, np.int32), table)
@@ -107,16 +139,25 @@ def one_case(machine: CudaMachine, weights: PackedWeights, rows: int, context: i
     result["tokens_per_s"] = rows * 1e3 / result["ms_per_step"]
     result["samples_ms"] = [round(t, 4) for t in times]
     if compare:
-        result.update(accuracy(weights, caches, tokens[:compare], torch.as_tensor(np.stack(ours), device="cuda")))
+        result.update(
+            accuracy(
+                weights, caches, tokens[:compare], torch.as_tensor(np.stack(ours), device="cuda")
+            )
+        )
     return result
 
 
-def accuracy(weights: PackedWeights, caches: list[KVCache], tokens: np.ndarray, ours: torch.Tensor) -> dict:
+def accuracy(
+    weights: PackedWeights, caches: list[KVCache], tokens: np.ndarray, ours: torch.Tensor
+) -> dict:
     """Compare logits [compare, rows, V] with three references that start from the same caches."""
+
     def run(reference: Reference, dtype: torch.dtype) -> torch.Tensor:
         rows = []
         for row, cache in enumerate(caches):
-            own = KVCache(cache.length, [k.to(dtype) for k in cache.keys], [v.to(dtype) for v in cache.values])
+            own = KVCache(
+                cache.length, [k.to(dtype) for k in cache.keys], [v.to(dtype) for v in cache.values]
+            )
             fed = torch.as_tensor(tokens[:, row].astype(np.int64), device="cuda")
             rows.append(torch.cat([reference.forward(t[None, None], own)[0].float() for t in fed]))
         return torch.stack(rows, 1)

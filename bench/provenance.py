@@ -1,4 +1,6 @@
-"""Where a measurement comes from: GPU, driver, versions, commit, hash of the sources, date, command."""
+"""Where a measurement comes from: GPU, driver, versions, commit, hash of the sources, date,
+command.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def source_hash() -> str:
 
 def _run(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
@@ -43,7 +47,9 @@ def provenance() -> dict[str, str]:
         "gpu": gpu["name"].decode(),
         "sms": str(gpu["multiProcessorCount"]),
         "memory_gb": f"{gpu['totalGlobalMem'] / 1e9:.1f}",
-        "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()[0],
+        "driver": _run(
+            "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
+        ).splitlines()[0],
         "cuda_runtime": str(cupy.cuda.runtime.runtimeGetVersion()),
         "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
         "python": platform.python_version(),

@@ -1,19 +1,22 @@
 // megakernel.cu - one launch is one whole decode step, from token ids to the next token ids.
 //
-// What runs.   One persistent block per SM walks its own list of tasks (`mkref/plan`). Nine warps: eight
-//              consumers compute, one loader streams weights and KV pages ahead of them through a ring in shared
-//              memory. SMs talk through counters in global memory; no grid barrier, no floating-point atomics.
-// One file.    The same source runs on a GPU (NVRTC, sm_80 and newer) and on a CPU (`cuda/host`). What differs is
-//              the meaning of the `ptx::` functions below.
-// Generated.   `mkref/machine/source.py` puts a header in front of this file: the geometry as constants, the opcodes,
-//              the flags, `struct Task` and `struct Params`, each from its one definition in Python.
-// Numbers.     docs/numerics.md states every rounding and the order of every sum. Compile with --fmad=false.
-// Left out.    Prefill, top-p and top-k sampling, more than eight rows, several tokens per launch.
+// What runs.  One persistent block per SM walks its own list of tasks (`mkref/plan`). Nine warps:
+//             eight consumers compute, one loader streams weights and KV pages ahead through
+//             a ring in shared memory. SMs talk through counters in global memory; there is no grid
+//             barrier and no floating-point atomic.
+// One file.   The same source runs on a GPU (NVRTC, sm_80 and newer) and on a CPU (`cuda/host`).
+//             What differs is the meaning of the `ptx::` functions below.
+// Generated.  `mkref/machine/source.py` puts a header in front of this file: the geometry as
+//             constants, opcodes, flags, `struct Task` and `struct Params`, each from its one
+//             definition in Python.
+// Numbers.    docs/numerics.md states every rounding and the order of every sum. Compile with
+//             --fmad=false.
+// Left out.   Prefill, top-p and top-k sampling, more than eight rows, several tokens per launch.
 //
-// Contents:    1 ptx   2 geometry   3 arithmetic   4 shared memory and the ring   5 bounded waits
-//              6 run-time work   7 loader   8 products   9 the ten tasks   10 the persistent loop
+// Contents.   1 ptx, 2 geometry, 3 arithmetic, 4 shared memory and the ring, 5 bounded waits,
+//             6 run-time work, 7 loader, 8 products, 9 the ten tasks, 10 the persistent loop.
 
-// ------------------------------------------------------------------------------------------------ 1 ptx
+// ---- 1 ptx -------------------------------------------------------------------------------------
 // Everything that is not plain C++. On a CPU these functions come from cuda/host/.
 
 #ifdef __CUDACC__
@@ -23,10 +26,12 @@ __device__ __forceinline__ unsigned char* shared_memory() {
   extern __shared__ __align__(1024) unsigned char bytes[];
   return bytes;
 }
-__device__ __forceinline__ uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return (uint32_t)__cvta_generic_to_shared(p);
+}
 
-// Counters between SMs. Acquire pairs with release at GPU scope: what the producer wrote before its release is
-// visible after the acquire that sees it.
+// Counters between SMs. Acquire pairs with release at GPU scope: what the producer wrote before its
+// release is visible after the acquire that sees it.
 __device__ __forceinline__ int ld_acquire(const int* p) {
   int v;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -40,14 +45,18 @@ __device__ __forceinline__ int ld_relaxed(const int* p) {
 __device__ __forceinline__ void red_release_add(int* p, int v) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-__device__ __forceinline__ int atomic_cas(int* p, int compare, int value) { return atomicCAS(p, compare, value); }
+__device__ __forceinline__ int atomic_cas(int* p, int compare, int value) {
+  return atomicCAS(p, compare, value);
+}
 
 // mbarriers: a phase completes when the expected arrivals and the expected bytes have come.
 __device__ __forceinline__ void mbar_init(uint64_t* bar, uint32_t count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count)
+               : "memory");
 }
 __device__ __forceinline__ void mbar_arrive(uint64_t* bar) {
-  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(bar)) : "memory");
+  asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(shared_address(bar))
+               : "memory");
 }
 
 #if __CUDA_ARCH__ >= 900
@@ -66,10 +75,14 @@ __device__ __forceinline__ bool mbar_try_wait(uint64_t* bar, uint32_t parity) {
       : "memory");
   return done;
 }
-// One bulk copy by the copy engine. evict_first: a weight is used once per step and must not push out activations.
-__device__ __forceinline__ void copy_async(void* shared, const void* global, uint32_t bytes, uint64_t* bar) {
+// One bulk copy by the copy engine. evict_first: a weight is used once per step and must not push
+// out activations.
+__device__ __forceinline__ void copy_async(void* shared, const void* global, uint32_t bytes,
+                                           uint64_t* bar) {
   if ((threadIdx.x & 31) == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
+                 "r"(bytes)
+                 : "memory");
     asm volatile(
         "{ .reg .b64 policy; createpolicy.fractional.L2::evict_first.b64 policy, 1.0;"
         " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
@@ -79,7 +92,8 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, uin
   }
 }
 #else
-// Before sm_90 there is no copy engine: 32 lanes copy 16 bytes at a time, and each lane's arrival waits for its copies.
+// Before sm_90 there is no copy engine: 32 lanes copy 16 bytes at a time, and each lane's arrival
+// waits for its copies.
 constexpr int FULL_ARRIVALS = 32;
 __device__ __forceinline__ void mbar_fence_init() {}
 __device__ __forceinline__ bool mbar_try_wait(uint64_t* bar, uint32_t parity) {
@@ -91,19 +105,23 @@ __device__ __forceinline__ bool mbar_try_wait(uint64_t* bar, uint32_t parity) {
       : "memory");
   return done;
 }
-__device__ __forceinline__ void copy_async(void* shared, const void* global, uint32_t bytes, uint64_t* bar) {
+__device__ __forceinline__ void copy_async(void* shared, const void* global, uint32_t bytes,
+                                           uint64_t* bar) {
   for (uint32_t at = (threadIdx.x & 31) * 16; at < bytes; at += 32 * 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared) + at),
                  "l"((const char*)global + at)
                  : "memory");
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(bar))
+               : "memory");
 }
 #endif
 
-// c += A (16x16, bf16) * B (16x8, bf16), summed as the tensor core does (docs/numerics.md, "One mma").
+// c += A (16x16, bf16) * B (16x8, bf16), summed as the tensor core does (docs/numerics.md, "One
+// mma").
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b) {
   asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
 }
@@ -120,13 +138,13 @@ __device__ __forceinline__ void pause() {}
 }  // namespace ptx
 #endif
 
-// ------------------------------------------------------------------------------------------- 2 geometry
+// ---- 2 geometry --------------------------------------------------------------------------------
 
-constexpr int ROWS = 8;                        // rows of a batch: the n of m16n8k16
-constexpr int CONSUMERS = 8;                   // consumer warps: the numeric contract adds this many partial sums
+constexpr int ROWS = 8;       // rows of a batch: the n of m16n8k16
+constexpr int CONSUMERS = 8;  // consumer warps: the numeric contract adds this many partial sums
 constexpr int THREADS = (CONSUMERS + 1) * 32;  // 288, with the loader warp
-constexpr int TILE_BYTES = 512;                // 16 x 16 bf16 in the order of an mma A fragment: 16 bytes per lane
-constexpr int LANES = 32;                      // uint4 per weight tile; uint2 per activation tile (16 x 8 bf16)
+constexpr int TILE_BYTES = 512;                // 16 x 16 bf16, an mma A fragment: 16 bytes per lane
+constexpr int LANES = 32;                      // uint4 per weight tile, uint2 per activation tile
 constexpr int PAGE = 64;                       // keys per KV page
 constexpr int CHUNK_PAGES = 2;                 // pages per attention chunk
 constexpr int KEY_TILES = PAGE / 16;           // 4
@@ -135,22 +153,31 @@ constexpr int PAGE_TILES = 2 * KEY_TILES * DIM_TILES;  // K and V^T of one KV he
 constexpr int HIDDEN_TILES = HIDDEN / 16;
 constexpr int Q_WIDTH = N_HEADS * HEAD_DIM;
 constexpr int KV_WIDTH = N_KV_HEADS * HEAD_DIM;
-constexpr int GROUP = N_HEADS / N_KV_HEADS;  // query heads that share a KV head: columns of the attention products
+constexpr int GROUP = N_HEADS / N_KV_HEADS;  // query heads of a KV head: columns in attention
 constexpr int MAX_ACTIVE = N_EXPERTS < ROWS * TOP_K ? N_EXPERTS : ROWS * TOP_K;
 constexpr uint32_t ALL = 0xffffffffu;  // all lanes of a warp
 
-static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0, "widths are whole tiles");
-static_assert(HEAD_DIM == 32 || HEAD_DIM == 64 || HEAD_DIM == 128, "one warp per tile of dimensions, at most 8");
-static_assert(GROUP >= 1 && GROUP <= 8 && GROUP * N_KV_HEADS == N_HEADS, "query heads of a KV head fit in n = 8");
-static_assert(STAGE_TILES % DIM_TILES == 0 && STAGE_TILES % KEY_TILES == 0, "a warp's KV tiles lie in one stage");
-static_assert(N_EXPERTS <= 128 && TOP_K <= 8 && TOP_K <= N_EXPERTS, "four experts per lane of one warp");
+static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
+              "widths are whole tiles");
+static_assert(HEAD_DIM == 32 || HEAD_DIM == 64 || HEAD_DIM == 128,
+              "one warp per tile of dimensions, at most 8");
+static_assert(GROUP >= 1 && GROUP <= 8 && GROUP * N_KV_HEADS == N_HEADS,
+              "query heads of a KV head fit in n = 8");
+static_assert(STAGE_TILES % DIM_TILES == 0 && STAGE_TILES % KEY_TILES == 0,
+              "a warp's KV tiles lie in one stage");
+static_assert(N_EXPERTS <= 128 && TOP_K <= 8 && TOP_K <= N_EXPERTS,
+              "four experts per lane of one warp");
 
-// ----------------------------------------------------------------------------------------- 3 arithmetic
+// ---- 3 arithmetic ------------------------------------------------------------------------------
 // All of it rounds once per operation, so that a GPU, a CPU and NumPy agree bit for bit.
 
-__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+__device__ __forceinline__ float negative_infinity() {
+  return __uint_as_float(0xff800000u);
+}
 
-__device__ __forceinline__ float bf16_to_float(uint16_t v) { return __uint_as_float((uint32_t)v << 16); }
+__device__ __forceinline__ float bf16_to_float(uint16_t v) {
+  return __uint_as_float((uint32_t)v << 16);
+}
 
 __device__ __forceinline__ uint16_t float_to_bf16(float v) {
   const uint32_t u = __float_as_uint(v);
@@ -177,7 +204,9 @@ __device__ float exp2_(float x) {
   return p * __uint_as_float((uint32_t)((int)n + 127) << 23);
 }
 
-__device__ __forceinline__ float exp_(float x) { return exp2_(x * 1.44269502f); }
+__device__ __forceinline__ float exp_(float x) {
+  return exp2_(x * 1.44269502f);
+}
 
 __device__ float log_(float x) {
   const uint32_t u = __float_as_uint(x);
@@ -202,8 +231,8 @@ __device__ float log_(float x) {
   return (f + y) + (float)e * 0.693147182f;
 }
 
-// Word `id % 4` of Philox4x32-10 with counter (id / 4, position, 0, 0): noise that depends on the request's seed,
-// the token's position and the vocabulary entry, and on nothing else.
+// Word `id % 4` of Philox4x32-10 with counter (id / 4, position, 0, 0): noise that depends on the
+// request's seed, the token's position and the vocabulary entry, and on nothing else.
 __device__ uint32_t philox(uint32_t id, uint32_t position, uint32_t key0, uint32_t key1) {
   uint32_t c0 = id / 4, c1 = position, c2 = 0, c3 = 0;
 #pragma unroll 1
@@ -222,21 +251,27 @@ __device__ uint32_t philox(uint32_t id, uint32_t position, uint32_t key0, uint32
 }
 
 __device__ float gumbel(uint32_t id, uint32_t position, uint32_t key0, uint32_t key1) {
-  const float u = ((float)(philox(id, position, key0, key1) >> 8) + 0.5f) * 5.9604644775390625e-8f;  // 2^-24
+  float u = (float)(philox(id, position, key0, key1) >> 8) + 0.5f;
+  u = fminf(u * 5.9604644775390625e-8f,
+            0.99999994f);  // 2^-24; the largest word would round up to 1
   return -log_(-log_(u));
 }
 
-// Where value k of a 16-deep activation tile sits among its column's 16: a lane reads its four values as 8 bytes.
-__device__ __forceinline__ int b_order(int k) { return ((k & 7) >> 1) * 4 + (k & 1) + (k >> 3) * 2; }
+// Where value k of a 16-deep activation tile sits among its column's 16: a lane reads its four
+// values as 8 bytes.
+__device__ __forceinline__ int b_order(int k) {
+  return ((k & 7) >> 1) * 4 + (k & 1) + (k >> 3) * 2;
+}
 
 // Where element (row, k) of a 16 x 16 tile sits among its 256: the A fragment of mma.m16n8k16.
 __device__ __forceinline__ int a_order(int row, int k) {
   return ((row & 7) * 4 + ((k & 7) >> 1)) * 8 + ((row >> 3) + (k >> 3) * 2) * 2 + (k & 1);
 }
 
-// ------------------------------------------------------------------------- 4 shared memory and the ring
+// ---- 4 shared memory and the ring --------------------------------------------------------------
 
-// A candidate for the next token. The winner does not depend on who compares first: larger value, then lower id.
+// A candidate for the next token. The winner does not depend on who compares first: larger value,
+// then lower id.
 struct Best {
   float value;
   int token;
@@ -258,20 +293,23 @@ struct Route {
 struct Shared {
   alignas(16) uint8_t ring[RING_STAGES][STAGE_TILES * TILE_BYTES];
   alignas(16) uint2 activation[HIDDEN_TILES * LANES];  // normed x of all rows in B order
-  float partial[2][CONSUMERS][16 * ROWS];              // sums of the eight warps; two buffers: one barrier per block
-  float scores[2][PAGE][ROWS];                         // attention scores of one page; two buffers
-  float squares[ROWS][CONSUMERS];                      // RMSNorm
-  Best best[4][ROWS];                                  // head
+  float partial[2][CONSUMERS]
+               [16 * ROWS];        // sums of the eight warps; two buffers: one barrier per block
+  float scores[2][PAGE][ROWS];     // attention scores of one page; two buffers
+  float squares[ROWS][CONSUMERS];  // RMSNorm
+  Best best[4][ROWS];              // head
   Route route;
-  alignas(8) uint64_t full[RING_STAGES];  // loader -> consumers: the bytes of this stage have landed
-  uint64_t empty[RING_STAGES];            // consumers -> loader: all eight warps are done with this stage
-  uint64_t route_full, route_empty;       // the same for `route`
-  int stop;                               // a wait gave up: every warp leaves at the next task
+  alignas(
+      8) uint64_t full[RING_STAGES];  // loader -> consumers: the bytes of this stage have landed
+  uint64_t empty[RING_STAGES];  // consumers -> loader: all eight warps are done with this stage
+  uint64_t route_full, route_empty;  // the same for `route`
+  int stop;                          // a wait gave up: every warp leaves at the next task
 };
-static_assert(sizeof(Shared) <= SHARED_BYTES, "mkref/machine/source.py computes the launch's shared memory");
+static_assert(sizeof(Shared) <= SHARED_BYTES,
+              "mkref/machine/source.py computes the launch's shared memory");
 
-// A position in the ring. It only moves forward, through tasks and layers; `phase` is the parity of the barriers at
-// this position, so nothing is initialised again between tasks.
+// A position in the ring. It only moves forward, through tasks and layers; `phase` is the parity of
+// the barriers at this position, so nothing is initialised again between tasks.
 struct RingPosition {
   int slot = 0;
   uint32_t phase = 0;
@@ -287,16 +325,18 @@ struct RingPosition {
 struct Context {
   const Params& p;
   Shared& s;
-  int thread, warp, lane, group, quad;  // group = lane / 4 and quad = lane % 4: row and column of a fragment
-  int task = 0;                         // record that is being worked on
-  int buffer = 0;                       // of Shared::partial
+  int thread, warp, lane, group,
+      quad;        // group = lane / 4 and quad = lane % 4: row and column of a fragment
+  int task = 0;    // record that is being worked on
+  int buffer = 0;  // of Shared::partial
   bool stopped = false;
   RingPosition ring;
 };
 
-// ---------------------------------------------------------------------------------------- 5 bounded waits
-// Every wait ends: with what it waited for, or with a report in `status` after `timeout_ns`. Whoever gives up first
-// writes the report; everybody else sees it and stops waiting too, so the launch ends and the host can read why.
+// ---- 5 bounded waits ---------------------------------------------------------------------------
+// Every wait ends: with what it waited for, or with a report in `status` after
+// `timeout_ns`. Whoever gives up first writes the report; everybody else sees it and stops waiting
+// too, so the launch ends and the host can read why.
 
 enum WaitCode { WAIT_COUNTER = 1, WAIT_FULL = 2, WAIT_EMPTY = 3, WAIT_ROUTE = 4, NOT_FINITE = 5 };
 
@@ -324,7 +364,8 @@ __device__ bool expired(const Params& p, uint64_t deadline, Place place, int hav
   return true;
 }
 
-// The slow halves of the two waits. Not inlined: machine code must stay within the instruction cache.
+// The slow halves of the two waits. Not inlined: machine code must stay within the instruction
+// cache.
 __device__ __noinline__ bool poll_counter(const Params& p, const int* at, int want, Place place) {
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
 #pragma unroll 1
@@ -335,7 +376,8 @@ __device__ __noinline__ bool poll_counter(const Params& p, const int* at, int wa
     ptx::pause();
   }
 }
-__device__ __noinline__ bool poll_barrier(const Params& p, uint64_t* bar, uint32_t parity, Place place) {
+__device__ __noinline__ bool poll_barrier(const Params& p, uint64_t* bar, uint32_t parity,
+                                          Place place) {
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
 #pragma unroll 1
   for (int spin = 1; !ptx::mbar_try_wait(bar, parity); spin++) {
@@ -345,30 +387,37 @@ __device__ __noinline__ bool poll_barrier(const Params& p, uint64_t* bar, uint32
   return false;
 }
 
-// One lane polls: the acquire orders the producers' writes before this lane, the caller's barrier passes that on.
+// One lane polls: the acquire orders the producers' writes before this lane, the caller's barrier
+// passes that on.
 __device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals) {
   const int* at = c.p.counters + counter * COUNTER_STRIDE;
-  const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + 1));  // monotonic: never reset between steps
+  const int want =
+      (int)((uint32_t)arrivals * (uint32_t)(c.p.step + 1));  // monotonic: never reset between steps
   if (c.stopped || ptx::ld_acquire(at) - want >= 0) return;
   c.stopped = poll_counter(c.p, at, want, Place{WAIT_COUNTER, c.task, counter});
 }
-__device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code, int what) {
+__device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code,
+                                             int what) {
   if (c.stopped || ptx::mbar_try_wait(bar, parity)) return;
   c.stopped = poll_barrier(c.p, bar, parity, Place{code, c.task, what});
 }
 
 // Barrier 1 joins the 256 consumers; the loader is never held up by it.
-__device__ __forceinline__ void consumers_sync() { ptx::bar_sync(1, CONSUMERS * 32); }
+__device__ __forceinline__ void consumers_sync() {
+  ptx::bar_sync(1, CONSUMERS * 32);
+}
 
-// --------------------------------------------------------------------------------------- 6 run-time work
-// Loader and consumers compute the same lists from the same inputs: positions, page tables, routes.
+// ---- 6 run-time work ---------------------------------------------------------------------------
+// Loader and consumers compute the same lists from the same inputs: positions, page
+// tables, routes.
 
 // First granule of a slot's share; `mkref/plan/share.py` is the same function.
 __device__ __forceinline__ int share(int total, int n_slots, int slot) {
   return (int)((long long)total * slot / n_slots);
 }
 
-// The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions, that hold them.
+// The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions,
+// that hold them.
 struct KeyRange {
   int first, last;  // `last` is the token of this step
   int chunk, n_chunks;
@@ -382,7 +431,8 @@ __device__ __forceinline__ KeyRange key_range(const Params& p, int row, int wind
   return r;
 }
 
-// Item `i` of a layer's attention: one chunk of one KV head of one row. Items are dealt to the slots in turn.
+// Item `i` of a layer's attention: one chunk of one KV head of one row. Items are dealt to the
+// slots in turn.
 struct AttentionItem {
   int row, head, chunk;  // chunk counts from the row's first visible chunk
   int first_page, last_page;
@@ -406,14 +456,15 @@ __device__ bool attention_item(const Params& p, const Task& task, int i, Attenti
   return false;
 }
 // First tile of a page of one KV head in the pool.
-__device__ __forceinline__ long long page_tile(const Params& p, const Task& task, const AttentionItem& item, int page) {
+__device__ __forceinline__ long long page_tile(const Params& p, const Task& task,
+                                               const AttentionItem& item, int page) {
   const int kind = task.flags & FLAG_SLIDING ? 1 : 0;
   const int at = p.page_table[((long long)kind * ROWS + item.row) * p.max_pages + page];
   return task.kv_tiles + ((long long)at * N_KV_HEADS + item.head) * PAGE_TILES;
 }
 
-// The granules (8 outputs: 8 gate and 8 up rows) of all active experts are numbered through, and a slot owns one
-// range of them. A segment is the part of that range within one expert.
+// The granules (8 outputs: 8 gate and 8 up rows) of all active experts are numbered through, and a
+// slot owns one range of them. A segment is the part of that range within one expert.
 struct Segment {
   int active, granule, count;
 };
@@ -426,11 +477,13 @@ __device__ __forceinline__ Segment segment(const Task& task, int unit, int end) 
   return s;
 }
 
-// ---------------------------------------------------------------------------------------------- 7 loader
-// One warp walks the task list and keeps the ring full. It waits for free stages and, where the bytes depend on it,
-// for the router; never for activations. So it runs ahead of the consumers, across tasks and layers.
+// ---- 7 loader ----------------------------------------------------------------------------------
+// One warp walks the task list and keeps the ring full. It waits for free stages and, where
+// the bytes depend on it, for the router; never for activations. So it runs ahead of the consumers,
+// across tasks and layers.
 
-// The order in which experts are taken, (logit, then lower id), as one 64-bit key. A NaN loses against everything.
+// The order in which experts are taken, (logit, then lower id), as one 64-bit key. A NaN loses
+// against everything.
 __device__ __forceinline__ uint64_t route_key(float logit, int expert) {
   uint32_t u = __float_as_uint(logit);
   u = logit != logit ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
@@ -487,8 +540,8 @@ __device__ void find_experts(Context& c) {
   if (c.lane == 0) r.n_active = n_active;
 }
 
-// Loader side of `route`: once per layer, at the first task that needs the experts. The consumers give it back after
-// their last task that uses it (Flag.RELEASE).
+// Loader side of `route`: once per layer, at the first task that needs the experts. The consumers
+// give it back after their last task that uses it (Flag.RELEASE).
 __device__ void publish_route(Context& c, const Task& task, uint32_t phase) {
   wait_barrier(c, &c.s.route_empty, phase ^ 1, WAIT_ROUTE, task.layer);
   if (!(task.flags & FLAG_DENSE) && c.lane == 0) wait_counter(c, task.route_wait, task.route_count);
@@ -506,8 +559,8 @@ __device__ void publish_route(Context& c, const Task& task, uint32_t phase) {
   if (c.lane == 0) ptx::mbar_arrive(&c.s.route_full);
 }
 
-// The bytes of a task are a sequence of runs of consecutive tiles; the consumers open one Reader per run, in the same
-// order. `i` and `j` are the cursor, both 0 at first.
+// The bytes of a task are a sequence of runs of consecutive tiles; the consumers open one Reader
+// per run, in the same order. `i` and `j` are the cursor, both 0 at first.
 struct Run {
   const uint4* tiles;
   int n_tiles;
@@ -532,7 +585,8 @@ __device__ bool next_run(Context& c, const Task& task, int& i, int& j, Run& run)
       return true;
     }
     case OP_GATE_UP: {  // i: granules done
-      const int units = c.s.route.n_active * task.blocks, end = share(units, task.count, task.first + 1);
+      const int units = c.s.route.n_active * task.blocks,
+                end = share(units, task.count, task.first + 1);
       const int unit = share(units, task.count, task.first) + i;
       if (unit >= end) return false;
       const Segment s = segment(task, unit, end);
@@ -543,7 +597,8 @@ __device__ bool next_run(Context& c, const Task& task, int& i, int& j, Run& run)
     }
     case OP_DOWN: {  // i: row blocks done, j: experts of this block
       if (i >= task.count) return false;
-      run = Run{weights + (c.s.route.expert[j] * task.blocks + task.first + i) * block_uint4, task.k_tiles};
+      run = Run{weights + (c.s.route.expert[j] * task.blocks + task.first + i) * block_uint4,
+                task.k_tiles};
       if (++j == c.s.route.n_active) j = 0, i++;
       return true;
     }
@@ -558,7 +613,8 @@ __device__ __forceinline__ void stream(Context& c, const Run& run) {
     c.stopped = __ballot_sync(ALL, c.stopped) != 0;
     if (c.stopped) return;
     const int n = run.n_tiles - at < STAGE_TILES ? run.n_tiles - at : STAGE_TILES;
-    ptx::copy_async(c.s.ring[c.ring.slot], run.tiles + (long long)at * LANES, n * TILE_BYTES, &c.s.full[c.ring.slot]);
+    ptx::copy_async(c.s.ring[c.ring.slot], run.tiles + (long long)at * LANES, n * TILE_BYTES,
+                    &c.s.full[c.ring.slot]);
     c.ring.advance();
   }
 }
@@ -580,16 +636,18 @@ __device__ void loader(Context& c, int begin, int end) {
     if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
   }
   if (c.stopped) {
-    // Copies may still be on their way into this block's shared memory: let them land before it is given up.
+    // Copies may still be on their way into this block's shared memory: let them land before it is
+    // given up.
     const uint64_t until = ptx::now_ns() + 10000000ull;
     while (ptx::now_ns() < until) ptx::pause();
   }
 }
 
-// -------------------------------------------------------------------------------------------- 8 products
+// ---- 8 products --------------------------------------------------------------------------------
 
-// Consumer side of the ring. Tiles of a run are asked for in ascending order; every warp passes through every stage,
-// also where it has no tile, so that the parity of a barrier is never ambiguous.
+// Consumer side of the ring. Tiles of a run are asked for in ascending order; every warp passes
+// through every stage, also where it has no tile, so that the parity of a barrier is never
+// ambiguous.
 struct Reader {
   Context& c;
   int held = -1;  // stage of the run that this warp holds
@@ -609,16 +667,19 @@ struct Reader {
     while (held < i / STAGE_TILES) next();
     return (const uint4*)c.s.ring[c.ring.slot] + i % STAGE_TILES * LANES + c.lane;
   }
+  // Also a warp without a tile of its own must let go of the stages that the others are done with.
+  __device__ __forceinline__ void pass(int n_tiles) { tile(n_tiles - 1); }
   __device__ __forceinline__ void close(int n_tiles) {
-#pragma unroll 1
-    while (held < (n_tiles - 1) / STAGE_TILES) next();
+    pass(n_tiles);
     release();
   }
 };
 
-// This warp's part of a 16 x 8 output block of depth k_tiles: tiles warp, warp + 8, ... chained in ascending order.
-// `first` is the block's first tile in the run, `b` its activations in B order. Rows without a request are zeros.
-__device__ __forceinline__ void chain(Context& c, Reader& reader, int first, int k_tiles, const uint2* b, float (&acc)[4]) {
+// This warp's part of a 16 x 8 output block of depth k_tiles: tiles warp, warp + 8, ... chained in
+// ascending order. `first` is the block's first tile in the run, `b` its activations in B order.
+// Rows without a request are zeros.
+__device__ __forceinline__ void chain(Context& c, Reader& reader, int first, int k_tiles,
+                                      const uint2* b, float (&acc)[4]) {
   acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
 #pragma unroll 1
   for (int kt = c.warp; kt < k_tiles; kt += CONSUMERS) {
@@ -627,6 +688,7 @@ __device__ __forceinline__ void chain(Context& c, Reader& reader, int first, int
     if (c.group < c.p.rows) x = b[kt * LANES + c.lane];
     ptx::mma_m16n8k16(acc, a, x);
   }
+  reader.pass(first + k_tiles);
 }
 
 // Show this warp's 16 x 8 sums to the other warps; after it, `total` adds the eight of one element.
@@ -645,9 +707,11 @@ __device__ __forceinline__ float total(const Context& c, int row, int column) {
   return sum;
 }
 
-// `n_blocks` row blocks of one contiguous run of weights; `finish(block)` turns the sums into outputs.
+// `n_blocks` row blocks of one contiguous run of weights; `finish(block)` turns the sums into
+// outputs.
 template <class Finish>
-__device__ __forceinline__ void project(Context& c, int n_blocks, int k_tiles, const uint2* b, Finish finish) {
+__device__ __forceinline__ void project(Context& c, int n_blocks, int k_tiles, const uint2* b,
+                                        Finish finish) {
   Reader reader{c};
 #pragma unroll 1
   for (int block = 0; block < n_blocks; block++) {
@@ -659,15 +723,16 @@ __device__ __forceinline__ void project(Context& c, int n_blocks, int k_tiles, c
   reader.close(n_blocks * k_tiles);
 }
 
-// RMSNorm of x with the layer's gamma, into shared memory in B order. Every SM does it for itself: reading 8 KB per
-// row from L2 is cheaper than a hop between SMs.
+// RMSNorm of x with the layer's gamma, into shared memory in B order. Every SM does it for itself:
+// reading 8 KB per row from L2 is cheaper than a hop between SMs.
 __device__ __noinline__ void load_normed(const Params& p, Shared& s, int thread, int layer) {
   const float* x = p.x + (long long)(layer & 1) * ROWS * HIDDEN;
   const uint16_t* gamma = p.gammas + (long long)layer * HIDDEN;
 #pragma unroll 1
   for (int row = 0; row < p.rows; row++) {
     float sum = 0.0f;
-    for (int i = thread; i < HIDDEN; i += CONSUMERS * 32) sum = sum + x[row * HIDDEN + i] * x[row * HIDDEN + i];
+    for (int i = thread; i < HIDDEN; i += CONSUMERS * 32)
+      sum = sum + x[row * HIDDEN + i] * x[row * HIDDEN + i];
     for (int m = 16; m > 0; m >>= 1) sum = sum + __shfl_xor_sync(ALL, sum, m);
     if (thread % 32 == 0) s.squares[row][thread / 32] = sum;
   }
@@ -685,7 +750,7 @@ __device__ __noinline__ void load_normed(const Params& p, Shared& s, int thread,
   consumers_sync();  // activations of all threads
 }
 
-// ------------------------------------------------------------------------------------- 9 the ten tasks
+// ---- 9 the ten tasks ---------------------------------------------------------------------------
 
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
 __device__ void embed(Context& c, const Task& task) {
@@ -703,22 +768,26 @@ __device__ void router(Context& c, const Task& task) {
   load_normed(c.p, c.s, c.thread, task.layer);
   project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
     const int r = c.thread / ROWS, row = c.thread % ROWS, expert = (task.first + block) * 16 + r;
-    if (r < 16 && expert < N_EXPERTS && row < c.p.rows) c.p.router_logits[row * N_EXPERTS + expert] = total(c, r, row);
+    if (r < 16 && expert < N_EXPERTS && row < c.p.rows)
+      c.p.router_logits[row * N_EXPERTS + expert] = total(c, r, row);
   });
 }
 
-// q in the B order of the attention products; k and v as plain vectors, which `append_kv` puts into their page.
+// q in the B order of the attention products; k and v as plain vectors, which `append_kv` puts into
+// their page.
 __device__ void qkv(Context& c, const Task& task) {
   load_normed(c.p, c.s, c.thread, task.layer);
   project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
-    const int r = c.thread / ROWS, row = c.thread % ROWS, out = (task.first + block) * 16 + r;  // row of [q; k; v]
-    if (r >= 16) return;  // whole warps
+    const int r = c.thread / ROWS, row = c.thread % ROWS,
+              out = (task.first + block) * 16 + r;  // row of [q; k; v]
+    if (r >= 16) return;                            // whole warps
     float v = total(c, r, row);
     const float other = __shfl_xor_sync(ALL, v, ROWS);  // the other one of the pair (2i, 2i + 1)
     if (row >= c.p.rows) return;
     const int dim = out % HEAD_DIM;
     if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
-      const float* angle = c.p.rope + ((long long)c.p.positions[row] * (HEAD_DIM / 2) + dim / 2) * 2;  // cos, sin
+      const float* angle =
+          c.p.rope + ((long long)c.p.positions[row] * (HEAD_DIM / 2) + dim / 2) * 2;  // cos, sin
       v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
     }
     if (out < Q_WIDTH) {
@@ -733,18 +802,23 @@ __device__ void qkv(Context& c, const Task& task) {
   });
 }
 
-// The token of this step is not in its page yet when the loader copies it. Its key and value are put into the
-// fragments in registers, and values after it, where the page holds whatever was there before, become zeros.
+// The token of this step is not in its page yet when the loader copies it. Its key and value are
+// put into the fragments in registers, and values after it, where the page holds whatever was there
+// before, become zeros.
 __device__ __forceinline__ uint32_t patch_values(uint32_t pair, int key, int now, uint16_t value) {
   if (key == now) return value;  // the low half is the new key, the high half lies after it
   if (key + 1 == now) return (pair & 0xffffu) | (uint32_t)value << 16;
   return key > now ? 0u : pair;
 }
 
-// Scores of the 16 keys of this warp's tile against the heads of the group: rows are keys, columns are heads.
-__device__ __forceinline__ void score_keys(Context& c, Reader& reader, const AttentionItem& item, int page, int buffer) {
-  const int now = item.range.last - page * PAGE, key = c.warp * 16 + c.group;  // keys within the page
-  const uint2* q = (const uint2*)c.p.q + ((long long)item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES;
+// Scores of the 16 keys of this warp's tile against the heads of the group: rows are keys, columns
+// are heads.
+__device__ __forceinline__ void score_keys(Context& c, Reader& reader, const AttentionItem& item,
+                                           int page, int buffer) {
+  const int now = item.range.last - page * PAGE,
+            key = c.warp * 16 + c.group;  // keys within the page
+  const uint2* q =
+      (const uint2*)c.p.q + ((long long)item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES;
   const uint32_t* k_new = (const uint32_t*)(c.p.k_new + item.row * KV_WIDTH + item.head * HEAD_DIM);
   const uint4* tiles = reader.tile(c.warp * DIM_TILES);
   float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -767,18 +841,21 @@ __device__ __forceinline__ void score_keys(Context& c, Reader& reader, const Att
   for (int i = 0; i < 4; i++) {
     const int at = key + i / 2 * 8, absolute = page * PAGE + at;
     const bool visible = absolute >= item.range.first && absolute <= item.range.last;
-    c.s.scores[buffer][at][2 * c.quad + (i & 1)] = visible ? acc[i] * SCORE_SCALE : negative_infinity();
+    c.s.scores[buffer][at][2 * c.quad + (i & 1)] =
+        visible ? acc[i] * SCORE_SCALE : negative_infinity();
   }
 }
 
-// Online softmax over one page and o += V p, for this warp's 16 dimensions. Lane (group, quad) works on head `group`;
-// the output fragment has heads 2 quad and 2 quad + 1 as columns.
-__device__ __forceinline__ void weigh_values(
-    Context& c, Reader& reader, const AttentionItem& item, int page, int buffer, float& m, float& l, float (&o)[4]) {
+// Online softmax over one page and o += V p, for this warp's 16 dimensions. Lane (group, quad)
+// works on head `group`; the output fragment has heads 2 quad and 2 quad + 1 as columns.
+__device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const AttentionItem& item,
+                                             int page, int buffer, float& m, float& l,
+                                             float (&o)[4]) {
   float s[KEY_TILES * 4], top = m;
 #pragma unroll
   for (int i = 0; i < KEY_TILES * 4; i++) {
-    const int key = i / 4 * 16 + 2 * c.quad + (i & 1) + (i & 2) * 4;  // 2t, 2t + 1, 2t + 8, 2t + 9 of each key tile
+    const int key = i / 4 * 16 + 2 * c.quad + (i & 1) +
+                    (i & 2) * 4;  // 2t, 2t + 1, 2t + 8, 2t + 9 of each key tile
     s[i] = c.s.scores[buffer][key][c.group];
     top = fmaxf(top, s[i]);
   }
@@ -797,7 +874,8 @@ __device__ __forceinline__ void weigh_values(
   const float scale = exp2_(m - top);
   l = l * scale + sum;
   m = top;
-  const float scale0 = __shfl_sync(ALL, scale, 8 * c.quad), scale1 = __shfl_sync(ALL, scale, 8 * c.quad + 4);
+  const float scale0 = __shfl_sync(ALL, scale, 8 * c.quad),
+              scale1 = __shfl_sync(ALL, scale, 8 * c.quad + 4);
   o[0] = o[0] * scale0;
   o[1] = o[1] * scale1;
   o[2] = o[2] * scale0;
@@ -819,8 +897,8 @@ __device__ __forceinline__ void weigh_values(
   }
 }
 
-// One chunk of one KV head: warps 0-3 score 16 keys each; then each warp that owns a tile of dimensions turns all
-// scores of the page into probabilities and adds its values.
+// One chunk of one KV head: warps 0-3 score 16 keys each; then each warp that owns a tile of
+// dimensions turns all scores of the page into probabilities and adds its values.
 __device__ void attention_chunk(Context& c, const AttentionItem& item, int& buffer) {
   float m = negative_infinity(), l = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
@@ -828,12 +906,14 @@ __device__ void attention_chunk(Context& c, const AttentionItem& item, int& buff
     Reader reader{c};
     buffer ^= 1;  // readers of the last page's scores may still be in the other buffer
     if (c.warp < KEY_TILES) score_keys(c, reader, item, page, buffer);
+    reader.pass(PAGE_TILES / 2);
     consumers_sync();  // writers above, readers below
     if (c.warp < DIM_TILES) weigh_values(c, reader, item, page, buffer, m, l, o);
     reader.close(PAGE_TILES);
   }
   // The chunk's result: output before division, maximum and sum.
-  const long long part = (((long long)item.row * N_KV_HEADS + item.head) * c.p.max_chunks + item.chunk) * ROWS;
+  const long long part =
+      (((long long)item.row * N_KV_HEADS + item.head) * c.p.max_chunks + item.chunk) * ROWS;
   if (c.warp < DIM_TILES)
     for (int i = 0; i < 4; i++) {
       const int head = 2 * c.quad + (i & 1), dim = c.warp * 16 + c.group + i / 2 * 8;
@@ -845,15 +925,16 @@ __device__ void attention_chunk(Context& c, const AttentionItem& item, int& buff
   }
 }
 
-// Append this step's key and value to their page. The owner of the row's last chunk does it after its own copy of the
-// page has landed, so no copy in flight ever sees a half-written page.
+// Append this step's key and value to their page. The owner of the row's last chunk does it after
+// its own copy of the page has landed, so no copy in flight ever sees a half-written page.
 __device__ void append_kv(Context& c, const Task& task, const AttentionItem& item) {
   const int page = item.range.last / PAGE, key = item.range.last % PAGE, dim = c.thread;
   if (page > item.last_page || dim >= HEAD_DIM) return;
   uint16_t* tiles = (uint16_t*)c.p.kv + page_tile(c.p, task, item, page) * 256;
   const int at = item.row * KV_WIDTH + item.head * HEAD_DIM + dim;
   tiles[(key / 16 * DIM_TILES + dim / 16) * 256 + a_order(key % 16, dim % 16)] = c.p.k_new[at];
-  tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 + a_order(dim % 16, key % 16)] = c.p.v_new[at];
+  tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 +
+        a_order(dim % 16, key % 16)] = c.p.v_new[at];
 }
 
 __device__ void attention(Context& c, const Task& task) {
@@ -866,14 +947,16 @@ __device__ void attention(Context& c, const Task& task) {
   }
 }
 
-// Attention output from the results of the chunks, in ascending order; in B order for the output projection.
+// Attention output from the results of the chunks, in ascending order; in B order for the output
+// projection.
 __device__ void merge(Context& c, const Task& task) {
 #pragma unroll 1
-  for (int i = task.first * CONSUMERS * 32 + c.thread; i < c.p.rows * Q_WIDTH; i += task.count * CONSUMERS * 32) {
+  for (int i = task.first * CONSUMERS * 32 + c.thread; i < c.p.rows * Q_WIDTH;
+       i += task.count * CONSUMERS * 32) {
     const int row = i / Q_WIDTH, out = i % Q_WIDTH, head = out / HEAD_DIM, dim = out % HEAD_DIM;
     const int n_chunks = key_range(c.p, row, task.window).n_chunks;
-    const long long part =
-        ((long long)row * N_KV_HEADS + head / GROUP) * c.p.max_chunks * ROWS + head % GROUP;  // of chunk 0
+    const long long part = ((long long)row * N_KV_HEADS + head / GROUP) * c.p.max_chunks * ROWS +
+                           head % GROUP;  // of chunk 0
     float m = negative_infinity(), l = 0.0f, o = 0.0f;
 #pragma unroll 1
     for (int k = 0; k < n_chunks; k++) m = fmaxf(m, c.p.part_ml[(part + k * ROWS) * 2]);
@@ -887,12 +970,13 @@ __device__ void merge(Context& c, const Task& task) {
   }
 }
 
-// h = silu(gate) * up. A granule is one row block: eight gate rows above the eight up rows that belong to them. All
-// rows of the batch go through every active expert, since the eight columns are there anyway; `down` adds only the
-// chosen ones.
+// h = silu(gate) * up. A granule is one row block: eight gate rows above the eight up rows that
+// belong to them. All rows of the batch go through every active expert, since the eight columns are
+// there anyway; `down` adds only the chosen ones.
 __device__ void gate_up(Context& c, const Task& task) {
   load_normed(c.p, c.s, c.thread, task.layer);
-  const int units = c.s.route.n_active * task.blocks, end = share(units, task.count, task.first + 1);
+  const int units = c.s.route.n_active * task.blocks,
+            end = share(units, task.count, task.first + 1);
 #pragma unroll 1
   for (int unit = share(units, task.count, task.first); unit < end;) {
     const Segment s = segment(task, unit, end);
@@ -901,7 +985,8 @@ __device__ void gate_up(Context& c, const Task& task) {
       const int r = c.thread / ROWS, row = c.thread % ROWS, out = (s.granule + block) * 8 + r;
       if (r >= 8 || row >= c.p.rows) return;
       const float gate = total(c, r, row), up = total(c, r + 8, row);
-      h[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] = float_to_bf16((gate / (1.0f + exp_(-gate))) * up);
+      h[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] =
+          float_to_bf16((gate / (1.0f + exp_(-gate))) * up);
     });
     unit += s.count;
   }
@@ -911,11 +996,13 @@ __device__ void o_proj(Context& c, const Task& task) {
   const float* x = c.p.x + (long long)(task.layer & 1) * ROWS * HIDDEN;
   project(c, task.count, task.k_tiles, (const uint2*)c.p.attn, [&](int block) {
     const int r = c.thread / ROWS, row = c.thread % ROWS, out = (task.first + block) * 16 + r;
-    if (r < 16 && row < c.p.rows) c.p.x_mid[row * HIDDEN + out] = x[row * HIDDEN + out] + total(c, r, row);
+    if (r < 16 && row < c.p.rows)
+      c.p.x_mid[row * HIDDEN + out] = x[row * HIDDEN + out] + total(c, r, row);
   });
 }
 
-// x of the next layer. This SM owns the same rows as in `o_proj`, so attention and all experts add up here.
+// x of the next layer. This SM owns the same rows as in `o_proj`, so attention and all experts add
+// up here.
 __device__ void down(Context& c, const Task& task) {
   float* x_next = c.p.x + (long long)((task.layer + 1) & 1) * ROWS * HIDDEN;
 #pragma unroll 1
@@ -925,7 +1012,8 @@ __device__ void down(Context& c, const Task& task) {
     for (int j = 0; j < c.s.route.n_active; j++) {
       float part[4];
       Reader reader{c};
-      chain(c, reader, 0, task.k_tiles, (const uint2*)c.p.h + (long long)j * task.k_tiles * LANES, part);
+      chain(c, reader, 0, task.k_tiles, (const uint2*)c.p.h + (long long)j * task.k_tiles * LANES,
+            part);
       reader.close(task.k_tiles);
       const float* score = c.s.route.score[c.s.route.expert[j]];
       const float s0 = score[2 * c.quad], s1 = score[2 * c.quad + 1];
@@ -940,7 +1028,8 @@ __device__ void down(Context& c, const Task& task) {
     }
     exchange(c, acc);
     const int r = c.thread / ROWS, row = c.thread % ROWS, out = (task.first + block) * 16 + r;
-    if (r < 16 && row < c.p.rows) x_next[row * HIDDEN + out] = c.p.x_mid[row * HIDDEN + out] + total(c, r, row);
+    if (r < 16 && row < c.p.rows)
+      x_next[row * HIDDEN + out] = c.p.x_mid[row * HIDDEN + out] + total(c, r, row);
   }
 }
 
@@ -959,7 +1048,8 @@ __device__ void head(Context& c, const Task& task) {
       c.p.logits[(long long)row * VOCAB + token] = v;
       if (!(fabsf(v) <= 3.402823466e38f)) report(c.p, Place{NOT_FINITE, c.task, row}, token, 0);
       if (temperature > 0.0f)
-        v = v / temperature + gumbel(token, c.p.positions[row], c.p.seeds[2 * row], c.p.seeds[2 * row + 1]);
+        v = v / temperature +
+            gumbel(token, c.p.positions[row], c.p.seeds[2 * row], c.p.seeds[2 * row + 1]);
       best.offer(v, token);
     });
   // Sixteen threads hold candidates of the same row: four lanes in each of four warps.
@@ -986,7 +1076,7 @@ __device__ void sample(Context& c, const Task& task) {
   c.p.next_tokens[c.thread] = best.token;
 }
 
-// -------------------------------------------------------------------------------- 10 the persistent loop
+// ---- 10 the persistent loop --------------------------------------------------------------------
 
 __device__ void run_task(Context& c, const Task& task) {
   switch (task.op) {
@@ -1003,7 +1093,8 @@ __device__ void run_task(Context& c, const Task& task) {
   }
 }
 
-// The calling convention. Every task: wait for its inputs, compute, make the outputs visible, signal.
+// The calling convention. Every task: wait for its inputs, compute, make the outputs visible,
+// signal.
 __device__ void consumer(Context& c, int begin, int end) {
   uint32_t route_phase = 0;
   int routed_layer = -1;
@@ -1011,7 +1102,8 @@ __device__ void consumer(Context& c, int begin, int end) {
   for (c.task = begin; c.task < end; c.task++) {
     const Task task = c.p.tasks[c.task];
     if (TRACE && c.thread == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
-    const bool needs_route = (task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer;
+    const bool needs_route =
+        (task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer;
     if (c.thread == 0) {
       if (task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
       if (needs_route) wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
@@ -1034,7 +1126,8 @@ __device__ void consumer(Context& c, int begin, int end) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) megakernel(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    megakernel(const __grid_constant__ Params p) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const int thread = threadIdx.x, lane = thread & 31;
   Context c{p, s, thread, thread / 32, lane, lane / 4, lane % 4};

@@ -11,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mkref.config import NORTH_MINI_CODE, NorthConfig
+    from mkref.engine import Completion, Engine
     from mkref.errors import MkrefError
 
-__all__ = ["NORTH_MINI_CODE", "MkrefError", "NorthConfig", "__version__"]
+__all__ = [
+    "NORTH_MINI_CODE", "Completion", "Engine", "MkrefError", "NorthConfig", "__version__",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Completion": "mkref.engine",
+    "Engine": "mkref.engine",
     "NORTH_MINI_CODE": "mkref.config",
     "MkrefError": "mkref.errors",
     "NorthConfig": "mkref.config",

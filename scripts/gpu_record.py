@@ -1,9 +1,12 @@
 """Run the GPU tests and keep a record of them, or say whether the record fits the present sources.
 
-    python scripts/gpu_record.py            run `pytest -m gpu tests`, write bench/results/gpu-tests.json
-    python scripts/gpu_record.py --check    print one line; exit status 0 if the record fits, 1 if not
+    python scripts/gpu_record.py            run `pytest -m gpu tests`, write bench/results/gpu-
+    tests.json
+    python scripts/gpu_record.py --check    print one line; exit status 0 if the record fits, 1 if
+    not
 
-The record names the GPU, the commit and a hash of the sources that decide what a GPU computes, so that a test run
+The record names the GPU, the commit and a hash of the sources that decide what a GPU computes, so
+that a test run
 without a GPU can tell whether what it vouches for was ever run on one.
 """
 
@@ -35,7 +38,10 @@ def check() -> int:
     where = record["provenance"]
     run = f"{record['passed']} passed, {record['failed']} failed on {where['gpu']}, {where['date'][:10]}"
     fits = where["sources"] == source_hash()
-    print(f"GPU record: {run}; " + ("matches the present sources" if fits else "made from OTHER sources than these"))
+    print(
+        f"GPU record: {run}; "
+        + ("matches the present sources" if fits else "made from OTHER sources than these")
+    )
     return 0 if fits and not record["failed"] else 1
 
 
@@ -43,7 +49,16 @@ def run() -> int:
     """Run the tests and write the record; the exit status is pytest's."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests", f"--junitxml={report}", "-q"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-m",
+            "gpu",
+            "tests",
+            f"--junitxml={report}",
+            "-q",
+        ]
         status = subprocess.run(command, cwd=ROOT, check=False).returncode
         cases = list(ET.parse(report).getroot().iter("testcase"))
     results = {
@@ -68,8 +83,12 @@ def run() -> int:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description="Run the GPU tests and record them, or check the record.")
-    parser.add_argument("--check", action="store_true", help="only say whether the record fits the sources")
+    parser = argparse.ArgumentParser(
+        description="Run the GPU tests and record them, or check the record."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the record fits the sources"
+    )
     return check() if parser.parse_args().check else run()
 
 

@@ -6,11 +6,11 @@ pip resolves the ranges of pyproject.toml against what it can reach, installing 
 chose is the lock. `make` installs with the lock as constraints, so one file serves every extra and
 every machine: a line that a machine does not need is not installed.
 
-The oldest Python that pyproject.toml admits decides, down to its first patch release: newer packages
+The oldest Python that pyproject.toml admits decides, down to its first patch release: new packages
 drop old Pythons and not the reverse (a Debian may have 3.11.2 where a package asks for 3.11.5).
 
-It does not pin what only a CUDA build of torch brings along: torch names those versions itself. Run it
-where pip takes a CPU build of torch.
+It does not pin what only a CUDA build of torch brings along: torch names those versions itself. Run
+it where pip takes a CPU build of torch.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def resolve(requirements: list[str], python: str) -> dict[str, str]:
         Canonical name to version, without local versions (`+cpu`).
     """
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-    # For another Python than the running one pip wants wheels only, and a target that it leaves alone.
+    # For a Python that is not the running one pip wants wheels only, and a target (left alone).
     command += ["--python-version", python, "--only-binary", ":all:", "--target", "not-written"]
     command += ["--report", "-", *requirements]
     report = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)

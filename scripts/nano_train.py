@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recipe", "Trainer", "make_deterministic"]
 
-COMPILE_LIMIT_S = 200
+COMPILE_LIMIT_S = 150
 TRIAL_STEPS = 6
 
 

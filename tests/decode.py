@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mkref.config import NorthConfig
 from mkref.machine.base import Machine, StepInputs
 from mkref.plan.build import PAGE, Plan, build_plan
-from mkref.weights.packed import PackedWeights
 from mkref.weights.synthetic import synthetic_weights
+
+if TYPE_CHECKING:
+    from mkref.weights.packed import PackedWeights
 
 __all__ = ["SMALL", "Run", "drive", "small_config", "small_model"]
 
@@ -39,7 +42,9 @@ SMALL = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-"""Every branch of the model, widths that are no powers of two, a vocabulary with a padded last row block."""
+"""Every branch of the model, widths that are no powers of two, a vocabulary with a padded last row
+block.
+"""
 
 
 def small_config(**changes: object) -> NorthConfig:
@@ -80,15 +85,23 @@ def drive(
 ) -> Run:
     """Load the model and run `steps` steps; row `r` feeds its prompt, then its own samples.
 
-    `page_seed` shuffles the pages of the pool; `starts` gives rows a first position other than 0 (their earlier
+    `page_seed` shuffles the pages of the pool; `starts` gives rows a first position other than 0
+    (their earlier
     keys then are what the pool was poisoned with, so only for runs that write the pool themselves).
     """
     pages = max_context // PAGE
     n = len(prompts)
-    plan: Plan = build_plan(weights.config, n_sm, full_pages=n * pages + 3, sliding_pages=n * pages + 5)
+    plan: Plan = build_plan(
+        weights.config, n_sm, full_pages=n * pages + 3, sliding_pages=n * pages + 5
+    )
     machine.load(plan, weights, max_context)
     rng = np.random.default_rng(page_seed)
-    table = np.stack([rng.permutation(n * pages + 3 + 2 * kind)[: n * pages].reshape(n, pages) for kind in (0, 1)])
+    table = np.stack(
+        [
+            rng.permutation(n * pages + 3 + 2 * kind)[: n * pages].reshape(n, pages)
+            for kind in (0, 1)
+        ]
+    )
     fed = [prompt[0] for prompt in prompts]
     first = np.asarray(list(starts) or [0] * n)
     logits, tokens = [], []

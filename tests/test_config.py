@@ -317,7 +317,9 @@ def test_errors_are_one_family() -> None:
     assert isinstance(hang, errors.MachineError)
     expected = (3, 7, 12, 40, 5, 8)
     assert expected == (hang.code, hang.sm, hang.task, hang.counter, hang.have, hang.want)
-    assert "SM 7, task 12 waited for counter 40 to reach 8, it stands at 5" in str(hang)
+    assert str(hang) == "hang: SM 7, task 12: wait code 3 on 40; it has 5, wants 8"
+    named = errors.HangError(code=3, sm=7, task=12, counter=40, have=5, want=8, detail="o, layer 2")
+    assert str(named) == "hang: SM 7, task 12: o, layer 2; it has 5, wants 8"
 
 
 def test_package_names_are_lazy() -> None:

@@ -17,7 +17,8 @@ import rattler
 import yaml
 from packaging.specifiers import SpecifierSet
 from rattler.exceptions import InvalidMatchSpecError
-from tree import ROOT, pyproject
+
+from tests.tree import ROOT, pyproject
 
 # Made-up versions for the made-up channel.
 CHANNEL = {"python": "3.11.9", "pip": "25.0", "make": "4.4.1", "cxx-compiler": "1.9.0"}

@@ -15,19 +15,36 @@ from tests.decode import drive, small_model
 
 pytestmark = pytest.mark.gpu
 
-PROMPTS = [[5, 77, 300, 12], [9, 8, 7, 6, 5, 4, 3, 2, 1], [400], [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144]]
+PROMPTS = [
+    [5, 77, 300, 12],
+    [9, 8, 7, 6, 5, 4, 3, 2, 1],
+    [400],
+    [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144],
+]
 GEOMETRIES = {
     "small": {},
     "one head per kv head": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 64},
-    "wide heads": {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 128, "num_hidden_layers": 3},
-    "128 experts": {"num_experts": 128, "num_experts_per_tok": 8, "intermediate_size": 16, "num_hidden_layers": 3},
+    "wide heads": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 128,
+        "num_hidden_layers": 3,
+    },
+    "128 experts": {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+    },
     "no dense layer": {"first_k_dense_replace": 0, "norm_topk_prob": True, "sliding_window": 5},
 }
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_gpu_equals_cpu_bit_for_bit(name: str) -> None:
-    """The same logits on the GPU with all SMs and on the CPU with two, for ragged prompts across pages."""
+    """The same logits on the GPU with all SMs and on the CPU with two, for ragged prompts across
+    pages.
+    """
     _, weights = small_model(**GEOMETRIES[name])
     steps = 140 if name == "small" else 20
     gpu = drive(CudaMachine(), weights, PROMPTS, steps, n_sm=device_sms())
@@ -38,10 +55,17 @@ def test_gpu_equals_cpu_bit_for_bit(name: str) -> None:
 
 
 def test_gpu_runs_are_equal() -> None:
-    """Repeated runs, other SM counts, rings, pages and neighbours: the same bits for the same request."""
+    """Repeated runs, other SM counts, rings, pages and neighbours: the same bits for the same
+    request.
+    """
     _, weights = small_model()
     first = drive(CudaMachine(), weights, PROMPTS, 70, n_sm=device_sms())
-    for n_sm, ring, page_seed in ((device_sms(), None, 7), (1, None, 1), (7, Ring(2, 16), 2), (64, Ring(9, 8), 3)):
+    for n_sm, ring, page_seed in (
+        (device_sms(), None, 7),
+        (1, None, 1),
+        (7, Ring(2, 16), 2),
+        (64, Ring(9, 8), 3),
+    ):
         again = drive(CudaMachine(ring=ring), weights, PROMPTS, 70, n_sm=n_sm, page_seed=page_seed)
         assert first.logits.tobytes() == again.logits.tobytes()
     alone = drive(CudaMachine(), weights, PROMPTS[1:2], 70, n_sm=device_sms())
@@ -62,7 +86,9 @@ def test_gpu_samples_like_cpu() -> None:
 
 
 def test_gpu_reports_a_hang_and_goes_on() -> None:
-    """A counter that never comes ends in a report within the time limit, and the process can launch again."""
+    """A counter that never comes ends in a report within the time limit, and the process can launch
+    again.
+    """
     _, weights = small_model()
     machine = CudaMachine()
     machine.timeout_s = 0.2
@@ -93,4 +119,6 @@ def test_gpu_refuses_more_sms_than_there_are() -> None:
     _, weights = small_model()
     n = device_sms() + 1
     with pytest.raises(MachineError, match=f"the plan has {n} SMs"):
-        CudaMachine().load(build_plan(weights.config, n, full_pages=4, sliding_pages=4), weights, 64)
+        CudaMachine().load(
+            build_plan(weights.config, n, full_pages=4, sliding_pages=4), weights, 64
+        )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, metadata, requires
 from pathlib import Path
 
 import pytest
 from lock import LINUX_ONLY, canonical, lock_text
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from tree import ROOT, pyproject
+
+from tests.tree import ROOT, pyproject
 
 TARGETS = ("lab", "test", "check", "bench", "test-gpu", "lock", "clean")
 # What a CUDA build of torch pins by itself; the lock leaves it to torch.
@@ -158,6 +160,21 @@ def test_lock_satisfies_pyproject() -> None:
         or not wanted.specifier.contains(pinned_version(locked[canonical(wanted.name)]))
     ]
     assert [] == wrong
+
+
+def test_locked_versions_run_on_the_oldest_python() -> None:
+    """No locked package asks for a newer patch release than the first of the oldest Python."""
+    oldest = pyproject()["project"]["requires-python"].removeprefix(">=") + ".0"
+    too_new = []
+    for name, pin in pins().items():
+        try:
+            about = metadata(name)
+        except PackageNotFoundError:  # an extra that is not installed here
+            continue
+        asks = "".join(about.get_all("Requires-Python") or [])
+        if about["Version"] == pinned_version(pin) and not SpecifierSet(asks).contains(oldest):
+            too_new.append(f"{pin} asks for Python {asks}")
+    assert [] == too_new
 
 
 def test_cuda_packages_say_linux_everywhere() -> None:

@@ -146,7 +146,7 @@ def test_greedy_tokens_are_the_same_three_times(
     theirs: Any, reference: Reference, model: NanoModel, tokenizer: Tokenizer, prompt: str
 ) -> None:
     """transformers, mkref.reference and the trainer's form continue alike, 48 tokens in float32."""
-    ids = [tokenizer.token_to_id(BOS), *tokenizer.encode(prompt).ids]
+    ids = tokenizer.encode(BOS + prompt).ids
     generated = theirs.generate(
         torch.tensor([ids]), max_new_tokens=48, do_sample=False, eos_token_id=None
     )

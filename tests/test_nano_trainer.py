@@ -175,7 +175,7 @@ def test_ties_go_to_the_lower_expert() -> None:
 def test_overlapping_windows_pay_for_each_token_once(tmp_path: Path) -> None:
     """A uniform model pays exactly 11 bits (of 2048 ids) for every token and the end token."""
     tokenizer = load_tokenizer(models_root() / "nano" / "tokenizer.json")
-    files = load_corpus(excerpt(tmp_path)).train
+    files = load_corpus(excerpt(tmp_path), held_out_share=0.0).train
     uniform = NanoModel(SHAPE)
     with torch.no_grad():
         uniform.embedding.zero_()
@@ -225,7 +225,7 @@ def test_a_missing_library_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_tokenizer_training_is_repeatable(tmp_path: Path) -> None:
     """Same text, same json; special tokens first, then every byte."""
-    texts = [f.text for f in load_corpus(excerpt(tmp_path)).train]
+    texts = [f.text for f in load_corpus(excerpt(tmp_path), held_out_share=0.0).train]
     first, second = (train_tokenizer(texts, vocab_size=400) for _ in range(2))
     assert first.to_str() == second.to_str()
     assert list(range(len(SPECIAL_TOKENS))) == [first.token_to_id(t) for t in SPECIAL_TOKENS]
@@ -259,7 +259,7 @@ def test_functions_are_found_by_indentation() -> None:
 
 def test_chats_hold_the_body_between_markers(tmp_path: Path) -> None:
     """Question and answer are the two halves of a function, and the markers are single ids."""
-    files = load_corpus(excerpt(tmp_path)).train
+    files = load_corpus(excerpt(tmp_path), held_out_share=0.0).train
     chats = chat_documents(files)
     tokenizer = load_tokenizer(models_root() / "nano" / "tokenizer.json")
     assert len(chats) >= 4

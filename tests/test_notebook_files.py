@@ -13,7 +13,8 @@ from typing import Any
 
 import nbformat
 import pytest
-from tree import ROOT, files
+
+from tests.tree import ROOT, files
 
 NOTEBOOKS = files("notebooks", suffixes={".ipynb"})
 MAX_BYTES = 500_000

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from size_table import PARTS, sizes
-from tree import ROOT, all_text_files, files, name, parsed
+
+from tests.tree import ROOT, all_text_files, files, name, parsed
 
 PYTHON = files("mkref", "scripts", "tests", "bench", suffixes={".py"})
 CODE = [*PYTHON, *files("cuda", "scripts", suffixes={".cu", ".h", ".hpp", ".cpp"})]

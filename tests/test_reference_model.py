@@ -217,6 +217,24 @@ def test_contract_attention_equals_plain_softmax() -> None:
         assert (got - want).abs().max() < 4.5 * 2**-8
 
 
+def test_contract_chunks_are_aligned_to_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sliding layer attends from a multiple of 128 on, wherever its window begins."""
+    config = NorthConfig.from_dict(
+        {**contract_config(1).to_dict(), "layer_types": None, "sliding_window_pattern": 99}
+    )
+    contract = Reference(config, synthetic_weights(config), numerics="contract")
+    attend, seen = contract.rounding.attend, set()
+
+    def record(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+        seen.add((q.shape[3], k.shape[2]))
+        return attend(q, k, v, visible)
+
+    monkeypatch.setattr(contract.rounding, "attend", record)
+    contract(torch.zeros(300, dtype=torch.int64))
+    # Window 70: queries 256..299 see keys from 187 on, the chunk of which begins at 128.
+    assert seen == {(256, 256), (44, 300 - 128)}
+
+
 def test_ties_go_to_the_lower_expert() -> None:
     """Equal router logits: the lower id is taken, and ids ascend."""
     config = NorthConfig.from_dict(

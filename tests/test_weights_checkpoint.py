@@ -16,7 +16,7 @@ from mkref.config import NorthConfig
 from mkref.errors import CheckpointError, ConfigError
 from mkref.reference.model import Reference
 from mkref.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from mkref.weights.layout import PackedLayout, pack_tiles
+from mkref.weights.layout import PackedLayout
 from mkref.weights.packed import PackedWeights
 from mkref.weights.synthetic import synthetic_weights
 
@@ -170,28 +170,6 @@ def test_stream_writes_each_tile_once(folder: Path, weights: PackedWeights) -> N
     assert np.array_equal(weights.words()[0], tiles)
     assert np.array_equal(weights.words()[1], gammas)
     assert equal(weights, PackedWeights.from_words(CONFIG, tiles, gammas))
-
-
-def test_packed_weights_agree_with_numpy_packing(weights: PackedWeights) -> None:
-    """torch's packing and NumPy's are the same function, padding rows included."""
-    for place in weights.layout.placements():
-        if not place.gamma and place.half is None:
-            words = weights[place.name].view(torch.int16).numpy().view(np.uint16)
-            region = weights.words()[0][place.tile : place.tile + place.n_tiles]
-            assert np.array_equal(pack_tiles(words), region), place.name
-
-
-def test_packed_weights_are_a_mapping(weights: PackedWeights) -> None:
-    """Names, membership and length without unpacking; wrong arrays are refused."""
-    assert len(weights) == len(list(weights)) == 52
-    assert UP_2 in weights
-    assert "lm_head.weight" not in weights
-    with pytest.raises(KeyError, match="lm_head"):
-        _ = weights["lm_head.weight"]
-    with pytest.raises(ValueError, match=r"tiles: torch.bfloat16 \[3, 256\], must be"):
-        PackedWeights(CONFIG, weights.tiles[:3], weights.gammas)
-    with pytest.raises(ValueError, match=r"gammas: torch.float32 \[4, 48\], must be"):
-        PackedWeights(CONFIG, weights.tiles, weights.gammas.float())
 
 
 def test_cast_rounds_other_types(folder: Path, weights: PackedWeights) -> None:
@@ -357,41 +335,3 @@ def test_saved_type_is_in_the_config(tmp_path: Path, weights: PackedWeights) -> 
     save_checkpoint(tmp_path, CONFIG, {name: t.float() for name, t in weights.items()})
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
     assert AutoModelForCausalLM.from_pretrained(tmp_path).dtype == torch.float32
-
-
-# Synthetic weights
-
-
-def test_synthetic_weights_are_seeded_and_padded(weights: PackedWeights) -> None:
-    """Same seed, same bits; another seed, others; padding rows are zero, nothing else is."""
-    assert equal(weights, synthetic_weights(CONFIG, seed=3))
-    assert not equal(weights, synthetic_weights(CONFIG, seed=4))
-    tiles, _gammas = weights.words()
-    layout = weights.layout
-    for place in layout.placements():
-        region = tiles[place.tile : place.tile + place.n_tiles]
-        if place.rows % 16 and not place.gamma:
-            last = region.reshape(-1, 3, 8, 4, 2, 2, 2)[-1]  # [k tile, g, t, kh, rh, p]
-            rows = last.transpose(4, 1, 0, 3, 2, 5).reshape(16, 48)  # row = 8 rh + g
-            assert not rows[place.rows % 16 :].any()
-            assert (rows[: place.rows % 16] != 0).mean() > 0.99
-    assert not np.any((tiles & 0x7F80) == 0x7F80)
-    assert abs(weights.gammas.float().mean() - 1) < 0.05
-
-
-def test_synthetic_activations_stay_sane_in_depth() -> None:
-    """Twenty layers: the residual stream stays near 1 and the logits spread by about 2."""
-    raw = {**CONFIG.to_dict(), "num_hidden_layers": 20, "hidden_size": 128}
-    config = NorthConfig.from_dict({**raw, "layer_types": None, "mlp_layer_types": None})
-    sizes: list[float] = []
-
-    def probe(name: str, tensor: Tensor) -> None:
-        if name.endswith(".x"):
-            sizes.append(float(tensor.float().pow(2).mean().sqrt()))
-
-    reference = Reference(config, synthetic_weights(config), numerics="contract", probe=probe)
-    logits = reference(torch.randint(0, 90, (40,), generator=torch.Generator().manual_seed(0)))
-    assert len(sizes) == 20
-    assert 0.1 < min(sizes)
-    assert max(sizes) < 3
-    assert 1 < float(logits.std()) < 4

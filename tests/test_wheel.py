@@ -8,10 +8,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tree import ROOT, name
 
 from mkref import paths
 from mkref.errors import MachineError
+from tests.tree import ROOT, name
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ struct Context {
   ucontext_t saved;
 };
 
-inline void prepare(Context& c, char* stack, char* top, void (*entry)()) {
+HOST_RUNTIME inline void prepare(Context& c, char* stack, char* top, void (*entry)()) {
   if (getcontext(&c.saved) != 0) std::abort();
   c.saved.uc_stack.ss_sp = stack;
   c.saved.uc_stack.ss_size = static_cast<size_t>(top - stack);
@@ -47,7 +47,7 @@ struct Context {
 };
 
 // The first switch to `c` enters `entry` with the stack alignment that a call would leave.
-inline void prepare(Context& c, char* /*stack*/, char* top, void (*entry)()) {
+HOST_RUNTIME inline void prepare(Context& c, char* /*stack*/, char* top, void (*entry)()) {
   uintptr_t sp = reinterpret_cast<uintptr_t>(top) & ~uintptr_t{15};
 #if defined(__x86_64__)
   sp -= 8;  // the return address that a call would have pushed

@@ -39,7 +39,7 @@ struct LaunchState {
   void (*entry)(void*) = nullptr;
   std::shared_ptr<void> arguments;
   int n_workers = 0;
-  std::atomic<bool> stop{false};
+  StopFlag stop;
   std::mutex mutex;
   std::condition_variable done;
   int running = 0;  // workers; guarded by mutex, like the next ones
@@ -73,6 +73,7 @@ inline void build(Worker& worker, const LaunchState& state, int number, Stacks& 
   int warps_per_block = int(threads + WARP_SIZE - 1) / WARP_SIZE;
   worker.n_blocks = int((n_blocks - number + state.n_workers - 1) / state.n_workers);
   worker.n_warps = worker.n_blocks * warps_per_block;
+  worker.tsan_per_warp = n_blocks * threads > TSAN_THREADS;
   worker.blocks = new Block[worker.n_blocks];
   worker.warps = new Warp[worker.n_warps];
   worker.fibers = new Fiber[size_t(worker.n_warps) * WARP_SIZE];
@@ -110,7 +111,16 @@ inline void build(Worker& worker, const LaunchState& state, int number, Stacks& 
       f.stack = stacks.bottom(n_fibers);
       f.stack_top = stacks.top(n_fibers++);
       prepare(f.context, f.stack, f.stack_top, fiber_main);
+    }
+  }
+  // Last: what is written above happens before everything that these threads do.
+  for (int i = 0; i < worker.n_warps * WARP_SIZE; i++) {
+    Fiber& f = worker.fibers[i];
+    if (!f.warp) continue;  // a last warp may be partial
+    if (f.lane == 0 || !worker.tsan_per_warp) {
       f.sanitizer.create();
+    } else {
+      f.sanitizer = f.warp->fibers[0].sanitizer;
     }
   }
   for (int i = 0; i < worker.n_warps; i++) wake(&worker.warps[i], worker.warps[i].members);
@@ -119,7 +129,8 @@ inline void build(Worker& worker, const LaunchState& state, int number, Stacks& 
 }
 
 inline void tear_down(Worker& worker) {
-  for (int i = 0; i < worker.n_warps * WARP_SIZE; i++) worker.fibers[i].sanitizer.destroy();
+  int step = worker.tsan_per_warp ? WARP_SIZE : 1;
+  for (int i = 0; i < worker.n_warps * WARP_SIZE; i += step) worker.fibers[i].sanitizer.destroy();
   for (int i = 0; i < worker.n_blocks; i++) free(worker.blocks[i].shared);
   worker.copies.release();
   delete[] worker.ready.words;
@@ -127,6 +138,15 @@ inline void tear_down(Worker& worker) {
   delete[] worker.fibers;
   delete[] worker.warps;
   delete[] worker.blocks;
+}
+
+// From the first thread's start to the last one's end, or to the stop of the launch.
+HOST_RUNTIME __attribute__((noinline)) inline void run_fibers(Worker& worker) {
+  adopt_stack(worker.self);
+  current = &worker.self;
+  resume(&worker.self, worker.pick());
+  sync_acquire(&worker.finished);
+  current = nullptr;
 }
 
 inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
@@ -142,11 +162,7 @@ inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
   worker->entry = state->entry;
   worker->arguments = state->arguments.get();
   build(*worker, *state, number, stacks);
-  adopt_stack(worker->self);
-  current = &worker->self;
-  resume(&worker->self, worker->pick());
-  sync_acquire(&worker->finished);
-  current = nullptr;
+  run_fibers(*worker);
   {
     std::lock_guard lock(state->mutex);
     if (worker->code != OK && state->code == OK) {
@@ -171,7 +187,7 @@ HOST_RUNTIME inline void leave_kernel(int) {
   if (!self || !self->block) return;
   Worker* worker = worker_of(self);
   self->waiting.site = {"a loop without a scheduling point", 1};
-  if (worker->stop->load()) resume(self, &worker->self);
+  if (worker->stop->is_set()) resume(self, &worker->self);
 }
 
 inline void interrupt_workers(LaunchState& state) {
@@ -218,7 +234,7 @@ inline int launch(dim3 grid, dim3 block, size_t shared_bytes, const Options& opt
   }
   std::unique_lock lock(state->mutex);
   auto all_done = [&] { return state->running == 0; };
-  auto over = [&] { return state->running == 0 || state->stop.load(); };
+  auto over = [&] { return state->running == 0 || state->stop.is_set(); };
   auto limit = std::chrono::steady_clock::now() +
                std::chrono::duration_cast<std::chrono::nanoseconds>(
                    std::chrono::duration<double>(options.timeout_s));
@@ -227,10 +243,10 @@ inline int launch(dim3 grid, dim3 block, size_t shared_bytes, const Options& opt
     in_time = state->done.wait_until(lock, limit) != std::cv_status::timeout;
   }
   if (!all_done()) {
-    if (!state->stop.load()) {
+    if (!state->stop.is_set()) {
       state->code = TIMEOUT;
       state->cause = format("timeout: the kernel still ran after %g s", options.timeout_s);
-      state->stop.store(true);
+      state->stop.set();
     }
     if (!state->done.wait_for(lock, std::chrono::seconds(1), all_done)) {
       lock.unlock();

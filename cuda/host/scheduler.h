@@ -9,7 +9,6 @@
 #include <sched.h>
 #include <time.h>
 
-#include <atomic>
 #include <cstdarg>
 #include <cstdio>
 
@@ -20,7 +19,14 @@ namespace host {
 
 enum Code { OK = 0, DEADLOCK = 1, DIVERGENCE = 2, TIMEOUT = 3, MISUSE = 4, BAD_LAUNCH = 5 };
 
-struct LaunchState;  // launch.h
+// Someone failed, or time is up. Set once, by anybody; seeing it late does no harm. Not std::atomic,
+// because ThreadSanitizer would take its loads for actions of the kernel's threads.
+struct StopFlag {
+  volatile bool value = false;
+
+  HOST_RUNTIME bool is_set() const { return value; }
+  HOST_RUNTIME void set() { value = true; }
+};
 
 struct Worker {
   Fiber self;  // the OS thread's own stack
@@ -32,10 +38,11 @@ struct Worker {
   int at = 0;              // warp that runs
   unsigned live = 0;       // threads that have not exited
   bool shuffle = false;
+  bool tsan_per_warp = false;  // sanitize.h
   Random random;
   Copies copies;
   uint64_t picks = 0, idle_passes = 0;
-  std::atomic<bool>* stop = nullptr;  // someone failed, or time is up
+  StopFlag* stop = nullptr;
   void (*entry)(void*) = nullptr;
   void* arguments = nullptr;
   char finished = 0;  // address for the sanitizer: all of a kernel before the end of the launch
@@ -54,7 +61,7 @@ HOST_RUNTIME inline Worker* worker_of(const Fiber* f) { return f->block->worker;
 HOST_RUNTIME inline __attribute__((always_inline)) void resume(Fiber* from, Fiber* to) {
   current = to;
 #if HOST_TSAN
-  to->sanitizer.enter();
+  if (to->sanitizer.handle != from->sanitizer.handle) to->sanitizer.enter();
 #endif
 #if HOST_ASAN
   __sanitizer_start_switch_fiber(&from->fake_stack, to->stack,
@@ -102,7 +109,7 @@ HOST_RUNTIME inline void yield_warp(Fiber* self) {
   vsnprintf(worker->message, sizeof worker->message, format, list);
   va_end(list);
   worker->code = code;
-  worker->stop->store(true, std::memory_order_relaxed);
+  worker->stop->set();
   Fiber* self = current;
   if (self != &worker->self) resume(self, &worker->self);
   __builtin_trap();
@@ -128,7 +135,7 @@ HOST_RUNTIME __attribute__((noinline)) inline Fiber* Worker::pick() {
     }
   }
   for (;;) {
-    if (stop->load(std::memory_order_relaxed)) return &self;
+    if (stop->is_set()) return &self;
     if (copies.pending && random.below(4) == 0) copies.deliver(random.below(copies.pending));
     if ((++picks & 63) == 0) wake_waiting();  // nobody polls in vain for ever
     if (shuffle) {

@@ -16,43 +16,48 @@ __all__ = ["Detokenizer", "StopFilter"]
 
 BROKEN = "\ufffd"
 """What a decoder shows for bytes that are no character, or not one yet."""
+LONGEST_HELD = 64
+"""Tokens without a whole character at their end that are decoded again and again; garbage only."""
 
 
 class Detokenizer:
     """Incremental decoding.
 
-    A byte-level token may end inside a character; such a tail is held back until the rest of the
-    character comes, or until a later token shows that it never will.
+    A byte-level token may end inside a character. Then the decoder shows one U+FFFD at the end of
+    the text; it is held back until the rest of the character comes, or until a later token shows
+    that it never will.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []  # since the last piece ended
-        self._context: list[int] = []  # of the last piece: decoders treat a first token specially
+        self._context: list[int] = []  # the ids before: decoders treat a first token specially
+        self._ids: list[int] = []  # since the last whole character at the end of a token
+        self._shown = 0  # characters of `_ids` that were given out
 
     def push(self, token_id: int) -> str:
         """Text that is complete now; often one word, at times nothing."""
         self._ids.append(token_id)
-        text = self._new_text()
-        # The tail may be a part of a character: wait for more.
-        if text.endswith(BROKEN):
-            return ""
-        return self._emit(text)
+        text = self._decode()
+        if text.endswith(BROKEN) and len(self._ids) < LONGEST_HELD:
+            piece, self._shown = text[self._shown : -1], max(self._shown, len(text) - 1)
+            return piece
+        return self._take(text)
 
     def finish(self) -> str:
         """The rest; a character that stayed incomplete shows as U+FFFD."""
-        return self._emit(self._new_text()) if self._ids else ""
+        return self._take(self._decode()) if self._ids else ""
 
-    def _new_text(self) -> str:
+    def _decode(self) -> str:
         before = self._tokenizer.decode(self._context)
-        whole = self._tokenizer.decode([*self._context, *self._ids])
-        return whole[len(before) :]
+        return self._tokenizer.decode([*self._context, *self._ids])[len(before) :]
 
-    def _emit(self, text: str) -> str:
-        if text:  # special tokens have no text; the context stays a piece that has
+    def _take(self, text: str) -> str:
+        """Everything that was not given out, and begin anew."""
+        piece = text[self._shown :]
+        if text:  # special tokens have no text; the context stays something that has
             self._context = self._ids
-        self._ids = []
-        return text
+        self._ids, self._shown = [], 0
+        return piece
 
 
 class StopFilter:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from mkref.errors import RequestError
-from mkref.lessons.exercise import Answer, Exercise, WrongAnswer
+from mkref.lessons.exercise import Answer, Exercise, WrongAnswerError
 
 __all__ = ["Report", "check", "exercise", "exercises"]
 
@@ -46,7 +46,10 @@ class Report:
         held = sum(not wrong for _, wrong in self.results)
         state = "solved" if self.passed else "not yet"
         lines = [f"{self.title}: {state}, {held} of {len(self.results)} properties hold"]
-        for name, wrong in self.results:
+        common = {wrong for _, wrong in self.results}
+        if len(common) == 1 and not self.passed:  # say it once
+            lines.append(f"  no  in every trial {common.pop()}")
+        for name, wrong in self.results if not lines[1:] else ():
             lines.append(f"  {'no' if wrong else 'ok'}  {name}" + (f" - {wrong}" if wrong else ""))
         if self.passed and self.then:
             lines.append(self.then)
@@ -102,10 +105,10 @@ def check(exercise_id: str, answer: Answer) -> Report:
 
 
 def _trial(trial: Callable[[Answer], None], answer: Answer) -> str:
-    """What went wrong, or "". An error inside the answer is a finding, not a crash of the lesson."""
+    """What went wrong, or "". An error inside the answer is a finding, not a crash."""
     try:
         trial(answer)
-    except WrongAnswer as wrong:
+    except WrongAnswerError as wrong:
         return str(wrong)
     except Exception as error:
         return f"it stops with {type(error).__name__}: {error}"

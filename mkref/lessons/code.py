@@ -41,7 +41,7 @@ def code(name: str, file: str = "megakernel.cu") -> Code:
         RequestError: the file has no such function.
     """
     lines = (cuda_root() / file).read_text(encoding="utf-8").splitlines()
-    head = re.compile(rf"^(?!\s*//)[\w\s*&:<>,()]*\b{re.escape(name)}\([^;]*\)[^;]*{{")
+    head = re.compile(rf"^(?!\s*//)[\w\s*&:<>,()\"]*\b{re.escape(name)}\([^;]*\)[^;]*{{")
     at = next((i for i, line in enumerate(lines) if head.match(line)), None)
     if at is None:
         raise RequestError(f"code: cuda/{file} has no function {name!r}")

@@ -15,20 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answer", "Exercise", "Mistake", "Property", "WrongAnswer", "expect"]
+__all__ = ["Answer", "Exercise", "Mistake", "Property", "WrongAnswerError", "expect"]
 
 Answer = Callable[..., Any]
 BLANK = "# Your code here.\n..."
 _MARKED = re.compile(r"^( *)# BEGIN SOLUTION\n(.*?)^ *# END SOLUTION\n", re.DOTALL | re.MULTILINE)
 
 
-class WrongAnswer(Exception):
+class WrongAnswerError(Exception):
     """An answer does not have a property; the message says what was seen."""
 
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that a right answer does; `trial` raises `WrongAnswer` if it does not."""
+    """One thing that a right answer does; `trial` raises `WrongAnswerError` if it does not."""
 
     name: str
     trial: Callable[[Answer], None]
@@ -75,12 +75,19 @@ class Exercise:
     @property
     def starter(self) -> str:
         """What the notebook shows: the solution without its marked part."""
-        return _MARKED.sub(lambda m: textwrap.indent(BLANK, m[1]) + "\n", self.source).rstrip()
+        return self._plain(_MARKED.sub(lambda m: textwrap.indent(BLANK, m[1]) + "\n", self.source))
 
     @property
     def solution_text(self) -> str:
         """What the folded solution shows: the solution without the marks."""
-        return _MARKED.sub(lambda m: m[2], self.source).rstrip()
+        return self._plain(_MARKED.sub(lambda m: m[2], self.source))
+
+    def _plain(self, source: str) -> str:
+        """Without annotations, whose names a notebook would have to import first."""
+        parameters = ", ".join(inspect.signature(self.solution).parameters)
+        return re.sub(
+            r"^def .*:$", f"def {self.name}({parameters}):", source, count=1, flags=re.M
+        ).rstrip()
 
 
 def expect(expected: float, actual: Any, where: str, *, tolerance: float = 0.0) -> None:
@@ -93,13 +100,15 @@ def expect(expected: float, actual: Any, where: str, *, tolerance: float = 0.0) 
         tolerance: relative difference that is allowed.
 
     Raises:
-        WrongAnswer: they differ.
+        WrongAnswerError: they differ.
     """
     if actual is None:
-        raise WrongAnswer("it returns None, so nothing has been written or `return` is missing")
+        raise WrongAnswerError(
+            "it returns None, so nothing has been written or `return` is missing"
+        )
     try:
         number = float(actual)
     except (TypeError, ValueError):
-        raise WrongAnswer(f"{where}: it returns {actual!r}, which is not a number") from None
+        raise WrongAnswerError(f"{where}: it returns {actual!r}, which is not a number") from None
     if not abs(number - expected) <= tolerance * abs(expected):
-        raise WrongAnswer(f"{where}: {expected:,.10g} is right, it returns {number:,.10g}")
+        raise WrongAnswerError(f"{where}: {expected:,.10g} is right, it returns {number:,.10g}")

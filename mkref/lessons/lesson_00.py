@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswer, expect
+from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
 
 __all__ = ["EXERCISES", "waiting_share"]
 
@@ -32,7 +32,10 @@ def _task(begin: int, ready: int, end: int) -> SimpleNamespace:
 # Two SMs; the first works 0..60 and 90..100, the second waits 0..30, works to 80, and has finished.
 _TWO = ([_task(0, 0, 60), _task(60, 90, 100), _task(0, 30, 80)], 2)
 _BUSY = ([_task(0, 0, 50), _task(50, 50, 80), _task(0, 0, 70)], 2)
-_ODD = ([_task(3, 10, 31), _task(33, 40, 47), _task(0, 5, 20), _task(22, 44, 53), _task(1, 2, 9)], 3)
+_ODD = (
+    [_task(3, 10, 31), _task(33, 40, 47), _task(0, 5, 20), _task(22, 44, 53), _task(1, 2, 9)],
+    3,
+)
 _GAPS = ([_task(10, 20, 30), _task(50, 60, 90)], 1)
 
 
@@ -55,7 +58,7 @@ def _right(sample: tuple[list[SimpleNamespace], int], where: str) -> Callable[[A
         right = _waited(tasks) / (n_sm * _span(tasks))
         got = answer(tasks, n_sm)
         if right == 0 and got is not None and not got == 0:
-            raise WrongAnswer(f"{where}: 0 is right, it returns {got!r}")
+            raise WrongAnswerError(f"{where}: 0 is right, it returns {got!r}")
         expect(right, got, where, tolerance=1e-9)
 
     return trial
@@ -99,11 +102,13 @@ EXERCISES = (
             Property("two SMs", _right(_TWO, "waits of 30 and 30 in 2 x 100")),
             Property("nobody waits", _right(_BUSY, "every task begins ready")),
             Property("odd numbers on three SMs", _right(_ODD, "five tasks on three SMs")),
-            Property("gaps between tasks are no waiting", _right(_GAPS, "waits of 10 and 10 in 90")),
+            Property(
+                "gaps between tasks are no waiting", _right(_GAPS, "waits of 10 and 10 in 90")
+            ),
             Property("the order of the tasks does not matter", _order),
         ),
         mistakes=MISTAKES,
         samples=(_TWO, _ODD, _GAPS),
-        then="Try it on the recorded H100-class trace above: is it the same as in the summary?",
+        then="Now try it on the recorded trace: waiting_share(list(trace), trace.n_sm).",
     ),
 )

@@ -1,6 +1,7 @@
-"""Exercise of lesson 01: bytes of keys and values, from the fields of config.json.
+"""Lesson 01: its exercise, bytes of keys and values, and the picture of what engines reach.
 
-The answer gets the bare fields and not a `NorthConfig`, which could be asked for the result.
+The answer gets the bare fields of config.json and not a `NorthConfig`, which could be asked for the
+result.
 """
 
 from __future__ import annotations
@@ -10,9 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
-from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswer, expect
+from mkref.lessons.evidence import evidence
+from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
+from mkref.widgets.bars import Bar, bar_chart
+from mkref.widgets.figure import Figure, Table
+from mkref.widgets.hardware import bandwidth
+from mkref.widgets.speed_of_light.model import speed_of_light
 
-__all__ = ["EXERCISES", "fields_of", "kv_bytes"]
+__all__ = ["EXERCISES", "engines", "fields_of", "kv_bytes"]
 
 
 def fields_of(config: NorthConfig) -> SimpleNamespace:
@@ -103,7 +109,9 @@ def _grows(answer: Answer) -> None:
     fields = fields_of(NORTH_MINI_CODE)
     more = [answer(fields, n) for n in (100_000, 100_001)]
     if None in more:
-        raise WrongAnswer("it returns None, so nothing has been written or `return` is missing")
+        raise WrongAnswerError(
+            "it returns None, so nothing has been written or `return` is missing"
+        )
     expect(13 * 2048, more[1] - more[0], "bytes added by token 100,001")
 
 
@@ -130,3 +138,32 @@ EXERCISES = (
         then="Now: at which context do keys and values weigh as much as the experts of one token?",
     ),
 )
+
+
+def engines(context: int = 8192, batch: int = 1) -> Figure:
+    """What engines reach of their GPU's bound, from `notebooks/data/decode_speed.json`."""
+    recorded = evidence("decode_speed.json")["rows"]
+    step = speed_of_light(NORTH_MINI_CODE, context=context, batch=batch)
+    bars, rows = [], []
+    for row in recorded:
+        if (row["context"], row["batch"]) != (context, batch):
+            continue
+        memory = bandwidth(row["gpu"])
+        share = step.ms(memory.bytes_per_s) / row["ms"]
+        who, speed = f"{row['who']} ({row['gpu'].upper()})", batch * 1e3 / row["ms"]
+        pattern = "plain" if row["label"] == "measured" else "diagonal"
+        bars.append(
+            Bar(
+                who,
+                share,
+                f"{share:.0%}, {speed:.0f} a second [{row['label']}]",
+                "#009E73",
+                pattern,
+            )
+        )
+        rows.append((who, f"{speed:.1f}", f"{share:.1%}", row["label"], row["note"]))
+    said = "; ".join(f"{row[0]} {row[2]}" for row in rows)
+    sentence = f"Share of the bound of its own GPU, batch {batch}, context {context}: {said}."
+    chart = bar_chart(bars, title=sentence, head="share of the speed of light")
+    heads = ("engine", "tokens per second", "share of the bound", "label", "what it is")
+    return Figure(chart, sentence, Table(heads, tuple(rows)))

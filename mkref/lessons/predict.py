@@ -4,8 +4,8 @@
     ...
     compare("01.a", 469.8)
 
-A commitment may be changed until it has been compared; after that the first one stands. Without one,
-the lesson goes on and says so. Nothing leaves the notebook's kernel, and nothing is graded.
+A commitment may be changed until it has been compared; after that it stands. Without one, the
+lesson goes on and says so. Nothing leaves the notebook's kernel, and nothing is graded.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ __all__ = ["MACHINES", "Availability", "available", "create", "default_n_sm", "r
 MACHINES = ("cuda", "host", "interpreter", "torch")
 """Names in the order in which "auto" tries them; it never takes "torch", which runs no plan."""
 
-TRACED = ("cuda", "host")
-"""Machines whose kernel takes time stamps."""
+TRACED = ("cuda", "host", "interpreter")
+"""Machines that take time stamps."""
 MAX_HOST_SMS = 4
 """More emulated SMs than this are no faster on any laptop."""
 
@@ -76,7 +76,9 @@ def resolve(name: str) -> str:
         MachineError: unknown name, or a machine that cannot run here.
     """
     if name not in ("auto", *MACHINES):
-        raise MachineError(f"machine: {name!r} is unknown; it is one of auto, {', '.join(MACHINES)}")
+        raise MachineError(
+            f"machine: {name!r} is unknown; it is one of auto, {', '.join(MACHINES)}"
+        )
     for machine, check in (("cuda", _cuda), ("host", _host)):
         if name not in ("auto", machine):
             continue
@@ -115,8 +117,8 @@ def create(
         name: "auto" or one of `MACHINES`.
         n_sm: SMs of the plan that it will be given; refused here if it has fewer.
         trace: take time stamps of every task.
-        options: of the machine: `ring` (cuda, host), `workers` and `seed` (host), `device`,
-            `numerics` and `dtype` (torch).
+        options: of the machine: `ring` (cuda, host), `workers` and `seed` (host), `order`
+            (interpreter), `device`, `numerics` and `dtype` (torch).
 
     Raises:
         MachineError: unknown, cannot run here, has too few SMs, or cannot be traced.
@@ -142,7 +144,7 @@ def create(
     if name == "interpreter":
         from mkref.machine.interpreter import InterpreterMachine
 
-        return InterpreterMachine(**options)
+        return InterpreterMachine(trace=trace, **options)
     from mkref.machine.torch_machine import TorchMachine
 
     return TorchMachine(**options)

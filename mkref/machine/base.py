@@ -1,24 +1,29 @@
 """What every machine offers: load a plan and weights, run one decode step, read any buffer.
 
-`Machine` is the interface that the engine uses. `KernelMachine` is the common half of the machines that run
-`cuda/megakernel.cu`: it keeps the buffers, fills in the step's inputs and turns the kernel's status words into
-errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and `mkref.machine.host` add those.
+`Machine` is the interface that the engine uses. `KernelMachine` is the common half of the machines
+that run
+`cuda/megakernel.cu`: it keeps the buffers, fills in the step's inputs and turns the kernel's status
+words into
+errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and `mkref.machine.host` add
+those.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mkref.errors import HangError, MachineError
-from mkref.plan.build import PAGE, ROWS, Plan
 from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
+from mkref.plan.build import PAGE, ROWS, Plan
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
-from mkref.weights.packed import PackedWeights
+
+if TYPE_CHECKING:
+    from mkref.weights.packed import PackedWeights
 
 __all__ = ["PARAMS_DTYPE", "KernelMachine", "Machine", "StepInputs", "rope_table"]
 
@@ -37,7 +42,8 @@ class StepInputs:
     Attributes:
         tokens: int32 [n], the token that each row feeds.
         positions: int32 [n], its position, counted from 0.
-        page_table: int32 [2, n, pages]; kind 0 for full layers, 1 for sliding layers; page `p` of a row is the
+        page_table: int32 [2, n, pages]; kind 0 for full layers, 1 for sliding layers; page `p` of a
+            row is the
             number of the page that holds its tokens 64 p .. 64 p + 63 in the pool of that kind.
         temperatures: float32 [n]; 0 is greedy.
         seeds: uint64 [n], of the row's noise.
@@ -63,7 +69,11 @@ class StepInputs:
         n, c = self.rows, plan.config
         if not 1 <= n <= ROWS:
             raise MachineError(f"batch: {n} rows; a step takes 1 to {ROWS}")
-        for name, array in (("positions", self.positions), ("temperatures", self.temperatures), ("seeds", self.seeds)):
+        for name, array in (
+            ("positions", self.positions),
+            ("temperatures", self.temperatures),
+            ("seeds", self.seeds),
+        ):
             if len(array) not in ((n,) if name == "positions" else (0, n)):
                 raise MachineError(f"{name}: {len(array)} values for {n} tokens")
         for name, array, limit in (
@@ -75,13 +85,17 @@ class StepInputs:
                     raise MachineError(f"{name}: row {row} has {value}; must be in 0..{limit - 1}")
         for row, value in enumerate(self.temperatures):
             if not 0 <= value < np.inf:
-                raise MachineError(f"temperatures: row {row} has {value}; must be 0 or a positive number")
+                raise MachineError(
+                    f"temperatures: row {row} has {value}; must be 0 or a positive number"
+                )
         self._check_pages(plan)
 
     def _check_pages(self, plan: Plan) -> None:
         c = plan.config
         if self.page_table.shape[:2] != (2, self.rows):
-            raise MachineError(f"page_table: shape {self.page_table.shape}; must be (2, {self.rows}, pages)")
+            raise MachineError(
+                f"page_table: shape {self.page_table.shape}; must be (2, {self.rows}, pages)"
+            )
         kinds = [c.is_sliding(layer) for layer in range(c.num_hidden_layers)]
         for kind, budget in ((0, plan.pool.full_pages), (1, plan.pool.sliding_pages)):
             if bool(kind) not in kinds:
@@ -138,7 +152,8 @@ class Machine(ABC):
     def stamps(self) -> np.ndarray | None:
         """Time stamps of the last step, uint64 [n_tasks, 4] in ns, or None if not traced.
 
-        Columns: consumers took the task; its inputs were ready; its outputs were signalled; the loader had issued
+        Columns: consumers took the task; its inputs were ready; its outputs were signalled; the
+            loader had issued
         its last copy.
         """
         return None
@@ -156,7 +171,8 @@ def rope_table(plan: Plan, max_context: int) -> np.ndarray:
 class KernelMachine(Machine):
     """Buffers and status of a machine that runs the CUDA kernel.
 
-    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build` and `launch`.
+    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build` and
+    `launch`.
     """
 
     timeout_s: float = 2.0
@@ -166,6 +182,7 @@ class KernelMachine(Machine):
         self.buffers: dict[str, Any] = {}
         self.table: dict[str, Buffer] = {}
         self.steps = 0
+        self.unfinished = False  # the last launch did not end as it should
 
     @abstractmethod
     def build(self, plan: Plan) -> None:
@@ -196,7 +213,7 @@ class KernelMachine(Machine):
         """Tiles and gammas as this machine's memory, in place if possible."""
 
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
-        self.plan, self.max_context, self.steps = plan, max_context, 0
+        self.plan, self.max_context, self.steps, self.unfinished = plan, max_context, 0, False
         self.build(plan)
         self.table = buffer_table(plan, max_context)
         given = dict(zip(("weights", "gammas"), self.weights_memory(weights), strict=True))
@@ -205,18 +222,35 @@ class KernelMachine(Machine):
                 buffer = Buffer(buffer.dtype, (1, 4))
                 self.table[name] = buffer
             # Poison: bytes 0xFF are NaN for every float type, so a value that nobody wrote shows.
-            zero = name in ("counters", "status", "trace", "tokens", "positions", "page_table", "temperatures", "seeds")
-            self.buffers[name] = given[name] if name in given else self.allocate(buffer, 0 if zero else 0xFF)
+            zero = name in (
+                "counters",
+                "status",
+                "trace",
+                "tokens",
+                "positions",
+                "page_table",
+                "temperatures",
+                "seeds",
+            )
+            self.buffers[name] = (
+                given[name] if name in given else self.allocate(buffer, 0 if zero else 0xFF)
+            )
         self.write("rope", rope_table(plan, max_context))
         self.write("tasks", plan.words())
         self.write("task_offsets", plan.offsets())
 
     def step(self, inputs: StepInputs) -> np.ndarray:
         inputs.check(self.plan, self.max_context)
+        if self.unfinished:
+            # A hang or Ctrl-C left the counters half way; they must agree with `steps` again.
+            self.write("counters", np.zeros(self.table["counters"].shape, np.int32))
+            self.steps = 0
         self._put_inputs(inputs)
+        self.unfinished = True
         self.launch(self._params(inputs.rows))
         self.steps += 1
         self._check_status()
+        self.unfinished = False
         return self.read("next_tokens")[: inputs.rows]
 
     def _put_inputs(self, inputs: StepInputs) -> None:
@@ -251,7 +285,9 @@ class KernelMachine(Machine):
             return
         self.write("status", np.zeros(self.table["status"].shape, np.int32))
         if code == NOT_FINITE:
-            raise MachineError(f"logits: row {what} is not finite at token {have}; the weights or the KV cache hold NaN")
+            raise MachineError(
+                f"logits: row {what} is not finite at token {have}; the weights or the KV cache hold NaN"
+            )
         record = self.plan.tasks[sm][task - int(self.plan.offsets()[sm])]
         name = self.plan.counters[what].name if code == 1 else str(what)
         raise HangError(

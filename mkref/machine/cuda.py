@@ -1,13 +1,14 @@
 """The GPU machine: NVRTC through CuPy, one launch per decode step.
 
-CuPy is imported when a `CudaMachine` is made, never before. Needs no CUDA toolkit. It does not decide what runs.
+CuPy is imported when a `CudaMachine` is made, never before. Needs no CUDA toolkit. It does not
+decide what runs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from mkref.machine.base import KernelMachine
 from mkref.machine.cache import cached
 from mkref.machine.nvrtc import OPTIONS, architecture, compile_cubin
 from mkref.machine.source import THREADS, Ring, kernel_source, ring_for, shared_bytes
-from mkref.plan.build import Plan
-from mkref.plan.buffers import Buffer
-from mkref.weights.packed import PackedWeights
+
+if TYPE_CHECKING:
+    from mkref.plan.buffers import Buffer
+    from mkref.plan.build import Plan
+    from mkref.weights.packed import PackedWeights
 
 __all__ = ["CudaMachine", "device_sms", "import_cupy", "why_no_gpu"]
 
@@ -51,7 +54,9 @@ def why_no_gpu() -> str | None:
         return "cuda: the NVIDIA driver is there, but no GPU"
     major, minor = _capability(cupy)
     if major < 8:
-        return f"cuda: this GPU has compute capability {major}.{minor}; the kernel needs 8.0 or newer"
+        return (
+            f"cuda: this GPU has compute capability {major}.{minor}; the kernel needs 8.0 or newer"
+        )
     return None
 
 
@@ -111,7 +116,9 @@ class CudaMachine(KernelMachine):
         try:
             memory = self.cupy.empty(max(buffer.n_bytes, 16), self.cupy.uint8)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
-            raise MachineError(f"GPU memory: {buffer.n_bytes / 1e9:.2f} GB more do not fit ({error})") from error
+            raise MachineError(
+                f"GPU memory: {buffer.n_bytes / 1e9:.2f} GB more do not fit ({error})"
+            ) from error
         memory.fill(fill)
         return memory
 

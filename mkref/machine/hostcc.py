@@ -96,7 +96,7 @@ class Compiler:
         return "clang" in self.version
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _compiler_at(command: str) -> Compiler | None:
     words = shlex.split(command)
     if not words or shutil.which(words[0]) is None:
@@ -119,7 +119,9 @@ def find_compiler(sanitize: Sanitizer = None) -> Compiler:
     if chosen:
         found = _compiler_at(chosen)
         if found is None:
-            raise MachineError(f"CXX={chosen!r} is not a C++ compiler that runs; unset it or fix it")
+            raise MachineError(
+                f"CXX={chosen!r} is not a C++ compiler that runs; unset it or fix it"
+            )
         return found
     for name in names:
         if (found := _compiler_at(name)) is not None:
@@ -130,7 +132,7 @@ def find_compiler(sanitize: Sanitizer = None) -> Compiler:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _tuning(command: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
     """Flags for this CPU, and what they mean here (goes into the cache key)."""
     if platform.machine().lower() not in ("x86_64", "amd64"):

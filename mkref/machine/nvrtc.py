@@ -1,6 +1,7 @@
 """CUDA source to machine code through NVRTC: no toolkit, no headers, no GPU needed to compile.
 
-Uses the low-level binding that CuPy ships, because the architecture suffix of `sm_90a` and the exact option list
+Uses the low-level binding that CuPy ships, because the architecture suffix of `sm_90a` and the
+exact option list
 matter. It loads and launches nothing (`mkref.machine.cuda`).
 """
 
@@ -67,7 +68,9 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
     except nvrtc.NVRTCError as error:
         log = nvrtc.getProgramLog(program)
         first = [line for line in log.splitlines() if "error" in line][:3]
-        raise MachineError(f"NVRTC cannot compile for {arch}: {'; '.join(first) or error}") from error
+        raise MachineError(
+            f"NVRTC cannot compile for {arch}: {'; '.join(first) or error}"
+        ) from error
     finally:
         nvrtc.destroyProgram(program)
 

@@ -116,15 +116,19 @@ def _write_launch(
     (folder / "launch.txt").write_text("\n".join(lines) + "\n")
 
 
-def _environment(program: Path) -> dict[str, str]:
+def _environment(sanitize: Sanitizer) -> dict[str, str]:
     """Sanitizer options: our exit codes, source lines in reports, no leak search."""
     tsan = f"exitcode={TSAN_EXIT}:halt_on_error=0:history_size=4:report_signal_unsafe=0"
     asan = f"exitcode={ASAN_EXIT}:detect_leaks=0:detect_stack_use_after_return=0"
     ubsan = f"exitcode={ASAN_EXIT}:print_stacktrace=1"
     names = ["llvm-symbolizer", *(f"llvm-symbolizer-{n}" for n in range(24, 13, -1))]
     if symbolizer := next((p for n in names if (p := shutil.which(n))), None):
-        tsan, asan, ubsan = (f"{o}:external_symbolizer_path={symbolizer}" for o in (tsan, asan, ubsan))
-    return {**os.environ, "TSAN_OPTIONS": tsan, "ASAN_OPTIONS": asan, "UBSAN_OPTIONS": ubsan}
+        tsan, asan, ubsan = (
+            f"{o}:external_symbolizer_path={symbolizer}" for o in (tsan, asan, ubsan)
+        )
+    if sanitize == "thread":  # its runtime would also read UBSAN_OPTIONS
+        return {**os.environ, "TSAN_OPTIONS": tsan}
+    return {**os.environ, "ASAN_OPTIONS": asan, "UBSAN_OPTIONS": ubsan}
 
 
 def _run(command: list[str], limit_s: float, environment: dict[str, str]) -> tuple[int, str]:
@@ -181,7 +185,7 @@ def run_sanitized(
         f"shared {shared_mem}",
         f"options {workers} {seed} {timeout_s} {stack_bytes}",
     ]
-    environment = _environment(program)
+    environment = _environment(sanitize)
     with tempfile.TemporaryDirectory(prefix="mkref-launch-") as scratch:
         folder = Path(scratch)
         _write_launch(folder, lines, args, ranges)

@@ -130,9 +130,7 @@ class TorchMachine(Machine):
         tensors: Mapping[str, Tensor] = weights
         if weights.tiles.nbytes <= UNPACK_BYTES:
             tensors = {name: weights[name] for name in weights}
-        self.reference = Reference(
-            plan.config, tensors, dtype=self.dtype, numerics=self.numerics
-        )
+        self.reference = Reference(plan.config, tensors, dtype=self.dtype, numerics=self.numerics)
 
     def prefill(self, tokens: Sequence[int], page_table: np.ndarray) -> None:
         """Put the first tokens of a sequence into the cache, all at once.
@@ -150,7 +148,9 @@ class TorchMachine(Machine):
         rows = range(inputs.rows)
         self._logits = np.stack(
             [
-                self._forward([inputs.tokens[row]], inputs.page_table[:, row], inputs.positions[row])
+                self._forward(
+                    [inputs.tokens[row]], inputs.page_table[:, row], inputs.positions[row]
+                )
                 for row in rows
             ]
         )

@@ -1,19 +1,31 @@
 """The kernel's memory: every buffer in global memory, its element type, shape and who writes it.
 
-One table for all machines. The C struct `Params` is generated from it, the interpreter uses the same names, and
+One table for all machines. The C struct `Params` is generated from it, the interpreter uses the
+same names, and
 the verifier checks that the tasks of a plan stay inside. It allocates nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mkref.config import NorthConfig
 from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS, Plan
 from mkref.plan.task import WORDS
 from mkref.weights.layout import PackedLayout
 
-__all__ = ["BUFFERS", "COUNTER_STRIDE", "SCALARS", "STATUS_WORDS", "Buffer", "buffer_table", "max_active"]
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
+
+__all__ = [
+    "BUFFERS",
+    "COUNTER_STRIDE",
+    "SCALARS",
+    "STATUS_WORDS",
+    "Buffer",
+    "buffer_table",
+    "max_active",
+]
 
 COUNTER_STRIDE = 32
 """int32 words between counters: each has a 128-byte line for itself, so polls do not collide."""

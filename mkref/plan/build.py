@@ -1,6 +1,7 @@
 """Build the plan of one decode step: a list of tasks per SM, and the counters that order them.
 
-A plan depends on the model's geometry, the number of SMs and the page budget of the KV pool; not on the batch,
+A plan depends on the model's geometry, the number of SMs and the page budget of the KV pool; not on
+the batch,
 the lengths or the routing, which the tasks read at run time. It is checked by `mkref.plan.verify`.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,8 @@ MAX_SMS = 1024
 class KvPool:
     """Where the pages of each layer lie in the pool, in tiles of 512 bytes.
 
-    Full and sliding layers have their own page numbers and budgets: a full layer grows with the context, a
+    Full and sliding layers have their own page numbers and budgets: a full layer grows with the
+    context, a
     sliding layer only ever needs its window.
     """
 
@@ -114,7 +117,7 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, data: dict) -> Plan:
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
         """Inverse of `to_dict`.
 
         Raises:
@@ -188,7 +191,8 @@ class _Builder:
         flags = Flag.DENSE if dense else 0
         expert = {"route_wait": router, "flags": flags, "layer": layer}
 
-        # Router and q, k, v read the same x: one share over the rows of both, so that every SM streams
+        # Router and q, k, v read the same x: one share over the rows of both, so that every SM
+        # streams
         # the same number of bytes.
         n_router = 0 if dense else -(-c.num_experts // TILE)
         n_qkv = (c.q_width + 2 * c.kv_width) // TILE
@@ -196,7 +200,15 @@ class _Builder:
         for sm in range(self.n_sm):
             begin, end = share(n_router + n_qkv, self.n_sm, sm)
             self.add_rows(
-                sm, begin, min(end, n_router), Op.ROUTER, layer, weights=at.router, k_tiles=hk, wait=x, signal=router
+                sm,
+                begin,
+                min(end, n_router),
+                Op.ROUTER,
+                layer,
+                weights=at.router,
+                k_tiles=hk,
+                wait=x,
+                signal=router,
             )
             self.add_rows(
                 sm,
@@ -219,13 +231,28 @@ class _Builder:
             window=window,
             kv_tiles=self.pool.base(c, layer),
         )
-        self.slots(Op.GATE_UP, weights=at.gate_up, k_tiles=hk, blocks=width // 8, wait=x, signal=h, **expert)
+        self.slots(
+            Op.GATE_UP,
+            weights=at.gate_up,
+            k_tiles=hk,
+            blocks=width // 8,
+            wait=x,
+            signal=h,
+            **expert,
+        )
         self.slots(Op.MERGE, layer=layer, wait=attention, signal=merge, window=window)
         # O and down share their output rows: x + attention + experts is a sum inside one SM.
         n_out = c.hidden_size // TILE
         self.rows(n_out, Op.O_PROJ, layer, weights=at.o, k_tiles=c.q_width // TILE, wait=merge)
         self.rows(
-            n_out, Op.DOWN, weights=at.down, k_tiles=width // TILE, blocks=n_out, wait=h, signal=out, **expert
+            n_out,
+            Op.DOWN,
+            weights=at.down,
+            k_tiles=width // TILE,
+            blocks=n_out,
+            wait=h,
+            signal=out,
+            **expert,
         )
         return out
 

@@ -12,7 +12,7 @@ missing wait may go unnoticed in one order; `mkref.plan.verify` finds it in all 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mkref.config import NorthConfig
     from mkref.plan.build import Plan
 
-__all__ = ["NOT_FINITE", "WAIT_COUNTER", "WAIT_ROUTE", "Interpreter", "interpret"]
+__all__ = ["NOT_FINITE", "WAIT_COUNTER", "WAIT_ROUTE", "Interpreter"]
 
 WAIT_COUNTER, WAIT_ROUTE, NOT_FINITE = 1, 4, 5
 """Codes in `status[0]`, as in the kernel."""
@@ -52,20 +52,22 @@ ROUTED: dict[int, Callable[[ops.Step, Task, Route], None]] = {
 
 @dataclass
 class _Sm:
-    """One SM: where it is in its list, and the experts that its loader has found."""
+    """One SM: the record it is at, the end of its list, and the experts that its loader found."""
 
     index: int
-    at: int  # record
+    at: int
     end: int
-    route: Route | None = None  # None: released, the loader may write the next
+    routed_layer: int = -1
+    route: Route | None = None  # None once released: the loader may find the next layer's
+    taken_ns: int = 0
 
 
 @dataclass(frozen=True)
 class _Blocked:
-    """Why an SM cannot go on: `have` of something is not yet `want`."""
+    """Why an SM cannot go on: `what` (a counter or a layer) is at `have`, not yet at `want`."""
 
     code: int
-    what: int  # counter or layer
+    what: int
     have: int
     want: int
 
@@ -76,7 +78,7 @@ class Interpreter:
     Args:
         config: the model's geometry.
         buffers: names, types and shapes of `mkref.plan.buffers`; the tasks are decoded from
-            `buffers["tasks"]` and `buffers["task_offsets"]`. Weights must not change afterwards.
+            `buffers["tasks"]` and `buffers["task_offsets"]`.
         counters: names of the counters, for messages.
         order: None lets the SMs take turns; a number seeds a random order.
         trace: stamp `buffers["trace"]`.
@@ -99,12 +101,7 @@ class Interpreter:
         self.counters = tuple(counters)
         self.trace = trace
         self.random = None if order is None else np.random.default_rng(order)
-        self.weights = UnpackedWeights(buffers["weights"])
-        self.tasks = [Task.from_words(words) for words in buffers["tasks"].tolist()]
-        self.offsets: list[int] = buffers["task_offsets"].tolist()
-        for record, task in enumerate(self.tasks):
-            if task.op not in PLAIN and task.op not in ROUTED:
-                raise PlanError(f"plan: record {record} has opcode {task.op}; 0..{max(Op)} exist")
+        self.decode()
 
     @classmethod
     def of(
@@ -114,66 +111,129 @@ class Interpreter:
         names = [counter.name for counter in plan.counters]
         return cls(plan.config, allocate(plan, max_context), names, order=order, trace=trace)
 
-    def run(self, rows: int, step: int) -> None:
+    def decode(self) -> None:
+        """Read tasks, offsets and weights again; call it after changing any of them.
+
+        Raises:
+            PlanError: a record has an unknown opcode.
+        """
+        self.weights = UnpackedWeights(self.buffers["weights"])
+        self.tasks = [Task.from_words(words) for words in self.buffers["tasks"].tolist()]
+        self.offsets: list[int] = self.buffers["task_offsets"].tolist()
+        for record, task in enumerate(self.tasks):
+            if task.op not in PLAIN and task.op not in ROUTED:
+                raise PlanError(f"plan: record {record} has opcode {task.op}; 0..{max(Op)} exist")
+
+    def run(self, rows: int, index: int) -> None:
         """One decode step.
 
         Args:
             rows: active rows, 1 to 8.
-            step: steps since the counters were zero.
+            index: steps since the counters were zero.
 
         Raises:
             PlanError: no SM can go on; names an SM, its task, and what it waits for. `status`
-                holds the same in numbers.
+                holds the same in numbers, as the kernel reports a hang.
             MachineError: a logit is not finite; the step was finished all the same.
         """
-        state = ops.Step(self.config, self.buffers, self.weights, rows)
+        step = ops.Step(self.config, self.buffers, self.weights, rows, index)
+        now = time.perf_counter_ns()
         starts = zip(self.offsets, self.offsets[1:], strict=False)
-        sms = [_Sm(i, at, end) for i, (at, end) in enumerate(starts)]
-        running = [sm for sm in sms if sm.at < sm.end]
-        while running:
-            moved = False
-            for sm in self._turns(running):
-                if self._blocked(sm, step) is None:
-                    self._run_task(sm, state)
-                    moved = True
-            if not moved:
-                self._give_up(running, step)
-            running = [sm for sm in running if sm.at < sm.end]
-        if state.not_finite is not None:
-            row, token = state.not_finite
+        running = [_Sm(i, at, end, taken_ns=now) for i, (at, end) in enumerate(starts)]
+        while running := [sm for sm in running if sm.at < sm.end]:
+            # A random draw may miss the only SM that can go on: then all are asked.
+            if not self._round(self._draw(running), step) and not self._round(running, step):
+                raise self._stuck(running[0], step)
+        if step.not_finite is not None:
+            row, token = step.not_finite
             self.buffers["status"][:6] = (NOT_FINITE, 0, len(self.tasks) - 1, row, token, 0)
-            raise MachineError(f"logits: row {row} is not finite at token {token}")
+            raise MachineError(
+                f"logits: row {row} is not finite at token {token}; "
+                "the weights or the KV cache hold NaN or infinity"
+            )
 
-    def _turns(self, running: list[_Sm]) -> Iterator[_Sm]:
-        """The SMs that are asked next: each once, or as many at random."""
+    def _draw(self, running: list[_Sm]) -> list[_Sm]:
+        """The SMs that are asked next: all in turn, or as many at random."""
         if self.random is None:
-            yield from running
-            return
-        for i in self.random.integers(len(running), size=len(running)):
-            if running[i].at < running[i].end:
-                yield running[i]
+            return running
+        return [running[i] for i in self.random.integers(len(running), size=len(running))]
 
-    def _reached(self, counter: int, arrivals: int, step: int) -> _Blocked | None:
-        """Compare a counter with its target the way the kernel does, in 32 bits that wrap."""
-        have = int(self.buffers["counters"][counter, 0])
-        want = (arrivals * (step + 1) + (1 << 31)) % (1 << 32) - (1 << 31)
-        short = (want - have + (1 << 31)) % (1 << 32) - (1 << 31)
-        return _Blocked(WAIT_COUNTER, counter, have, want) if short > 0 else None
+    def _round(self, sms: Iterable[_Sm], step: ops.Step) -> bool:
+        """Let each SM run one task if it can; was there one?"""
+        moved = False
+        for sm in sms:
+            if sm.at < sm.end and self._blocked(sm, step) is None:
+                self._run_task(sm, step)
+                moved = True
+        return moved
 
-    def _blocked(self, sm: _Sm, step: int) -> _Blocked | None:
-        """What the SM's next task lacks; finds the task's experts on the way."""
+    def _blocked(self, sm: _Sm, step: ops.Step) -> _Blocked | None:
+        """What the SM's next task lacks; finds its experts, as the loader does, if it can."""
         task = self.tasks[sm.at]
-        if task.op in ROUTED and not self._has_route(sm, task):
+        if task.op in ROUTED and task.layer != sm.routed_layer:
             if sm.route is not None:
-                return _Blocked(WAIT_ROUTE, task.layer, 0, 1)  # the last layer's are still in use
+                return _Blocked(WAIT_ROUTE, task.layer, 0, 1)  # never released
             if task.flags & Flag.DENSE:
                 sm.route = dense_route(task.layer)
             else:
-                short = self._reached(task.route_wait, task.route_count, step)
+                short = self._short(task.route_wait, task.route_count, step)
                 if short is not None:
                     return short
-                logits = self.buffers["router_logits"][: self._rows]
+                logits = self.buffers["router_logits"][: step.rows]
                 sm.route = find_experts(task.layer, logits, self.config)
-        if task.wait == NO_COUNTER:
+            sm.routed_layer = task.layer
+        return self._short(task.wait, task.wait_count, step)
+
+    def _short(self, counter: int, arrivals: int, step: ops.Step) -> _Blocked | None:
+        """Compare a counter with its target as the kernel does: 32 bits that wrap."""
+        if counter == NO_COUNTER:
             return None
-        return self._reached(task.wait, task.wait_count, step)
+        have = int(self.buffers["counters"][counter, 0])
+        want = _int32(arrivals * (step.index + 1))
+        return _Blocked(WAIT_COUNTER, counter, have, want) if _int32(have - want) < 0 else None
+
+    def _run_task(self, sm: _Sm, step: ops.Step) -> None:
+        record = sm.at
+        task = self.tasks[record]
+        ready_ns = time.perf_counter_ns()
+        if task.op in PLAIN:
+            PLAIN[task.op](step, task)
+        elif sm.route is None:
+            raise PlanError(f"plan: {self._place(sm)} uses its experts after it released them")
+        else:
+            ROUTED[task.op](step, task, sm.route)
+        if task.signal != NO_COUNTER:
+            counter = self.buffers["counters"][task.signal]
+            counter[0] = _int32(int(counter[0]) + 1)
+        if task.flags & Flag.RELEASE:
+            sm.route = None
+        sm.at += 1
+        now = time.perf_counter_ns()
+        if self.trace:
+            self.buffers["trace"][record] = (sm.taken_ns, ready_ns, now, ready_ns)
+        sm.taken_ns = now
+
+    def _place(self, sm: _Sm) -> str:
+        task = self.tasks[sm.at]
+        at = sm.at - self.offsets[sm.index]
+        return f"SM {sm.index}, task {at} ({Op(task.op).name} of layer {task.layer})"
+
+    def _stuck(self, sm: _Sm, step: ops.Step) -> PlanError:
+        """The report of the first SM that waits, in words and in `status`."""
+        why = self._blocked(sm, step)
+        assert why is not None, "only asked when nobody can go on"
+        self.buffers["status"][:6] = (why.code, sm.index, sm.at, why.what, why.have, why.want)
+        if why.code == WAIT_ROUTE:
+            return PlanError(
+                f"plan: nobody can go on: {self._place(sm)} needs the place of its experts, "
+                f"but layer {sm.routed_layer} never released it (Flag.RELEASE)"
+            )
+        return PlanError(
+            f"plan: nobody can go on: {self._place(sm)} waits for counter "
+            f"{self.counters[why.what]!r}: it has {why.have}, wants {why.want}"
+        )
+
+
+def _int32(value: int) -> int:
+    """The low 32 bits as a signed number."""
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)

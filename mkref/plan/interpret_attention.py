@@ -127,7 +127,7 @@ def _page(
 
 
 def _sum_probabilities(p: Words) -> Float:
-    """Sum over the 64 keys in the order of a warp: lane t has keys 16 j + (2t, 2t+1, 2t+8, 2t+9)."""
+    """Sum over the 64 keys as a warp adds: lane t has keys 16 j + (2t, 2t+1, 2t+8, 2t+9)."""
     # key = 16 j + 8 hi + 2 t + lo
     parts = from_bf16(p).reshape(*p.shape[:2], KEY_TILES, 2, 4, 2)
     lanes = np.zeros((*p.shape[:2], 4), dtype=F32)

@@ -29,7 +29,18 @@ from mkref.weights.layout import TILE, from_b_order
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["NO_TOKEN", "Step", "down", "embed", "gate_up", "head", "o_proj", "qkv", "router", "sample"]
+__all__ = [
+    "NO_TOKEN",
+    "Step",
+    "down",
+    "embed",
+    "gate_up",
+    "head",
+    "o_proj",
+    "qkv",
+    "router",
+    "sample",
+]
 
 NO_TOKEN = 0x7FFFFFFF
 """Token of a HEAD slot that offers none."""
@@ -45,6 +56,7 @@ class Step:
         buffers: all buffers, by name.
         weights: the packed weights, unpacked on demand.
         rows: active rows, 1 to 8.
+        index: steps since the counters were zero.
         not_finite: (row, token) of a logit that is not finite, if one was seen.
     """
 
@@ -52,6 +64,7 @@ class Step:
     buffers: Buffers
     weights: UnpackedWeights
     rows: int
+    index: int
     not_finite: tuple[int, int] | None = None
     _normed: tuple[int, Float, Operand] | None = field(default=None, repr=False)
 

@@ -24,9 +24,10 @@ Buffers = dict[str, npt.NDArray[Any]]
 """Buffer name to array, with the types and shapes of `mkref.plan.buffers`."""
 
 _K = np.arange(16)
+_ROW = _K[:, None]
 B_ORDER = (_K & 7) // 2 * 4 + (_K & 1) + _K // 8 * 2
 """Where value k of a 16-deep activation tile sits among its column's 16."""
-A_ORDER = ((_K[:, None] & 7) * 4 + (_K & 7) // 2) * 8 + (_K[:, None] // 8 + _K // 8 * 2) * 2 + (_K & 1)
+A_ORDER = ((_ROW & 7) * 4 + (_K & 7) // 2) * 8 + (_ROW // 8 + _K // 8 * 2) * 2 + (_K & 1)
 """Where element (row, k) of a tile sits among its 256; int64 [16, 16]."""
 
 

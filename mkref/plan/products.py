@@ -88,8 +88,8 @@ class Operand:
         """From bfloat16 words."""
         return cls(from_bf16(words), BF16_EXPONENT[words])
 
-    def __getitem__(self, index: object) -> Operand:
-        return Operand(self.values[index], self.exponents[index])  # type: ignore[index]
+    def __getitem__(self, index: Any) -> Operand:
+        return Operand(self.values[index], self.exponents[index])
 
     def reshape(self, *shape: int) -> Operand:
         """Both arrays in another shape."""
@@ -147,7 +147,7 @@ def chain(c: Float, a: Words, b: Words) -> Float:
     Returns:
         float32 [G, n, M].
     """
-    products, depth, rows = a.shape
+    products, _, rows = a.shape
     group = max(1, CHUNK // (TILE * rows * b.shape[2]))
     out = np.empty_like(c)
     for first in range(0, products, group):
@@ -244,7 +244,7 @@ class Matrix:
         return out
 
     def project(self, x: Operand, first: int = 0, n_blocks: int | None = None) -> Float:
-        """The product itself: partial sums of the warps added in order, float32 [n, 16 n_blocks]."""
+        """The product: the warps' partial sums added in order, float32 [n, 16 n_blocks]."""
         return mma.sum_warps(self.chains(x, first, n_blocks))
 
 

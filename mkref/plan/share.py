@@ -11,7 +11,8 @@ __all__ = ["share"]
 def share(total: int, n_slots: int, slot: int) -> tuple[int, int]:
     """The contiguous range `[begin, end)` of `total` equal granules that belongs to `slot`.
 
-    Ranges of all slots cover `0..total` without overlap, and their lengths differ by at most one granule.
+    Ranges of all slots cover `0..total` without overlap, and their lengths differ by at most one
+    granule.
 
     >>> [share(10, 4, s) for s in range(4)]
     [(0, 2), (2, 5), (5, 7), (7, 10)]

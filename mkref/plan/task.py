@@ -1,15 +1,18 @@
 """The task record: the one unit of work that every machine executes.
 
-A task is 16 int32 words (64 bytes). This module is the only definition of those words: the CUDA struct is
-generated from `FIELDS`, the interpreter and the verifier read the same names. It does not decide which tasks
+A task is 16 int32 words (64 bytes). This module is the only definition of those words: the CUDA
+struct is
+generated from `FIELDS`, the interpreter and the verifier read the same names. It does not decide
+which tasks
 exist (`mkref.plan.build`) or what they compute (`cuda/megakernel.cu`, `mkref.plan.interpret`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 
 __all__ = ["FIELDS", "NO_COUNTER", "WORDS", "Flag", "Op", "Task"]
 
@@ -38,12 +41,15 @@ class Flag(IntEnum):
     ROPE = 1  # QKV: rotate q and k
     SLIDING = 2  # ATTENTION: pages come from the sliding layers' page table
     DENSE = 4  # GATE_UP, DOWN: one expert of width F with score 1, no router
-    RELEASE = 8  # the SM's last task of a layer that uses its experts: the loader may write the next
+    RELEASE = (
+        8  # the SM's last task of a layer that uses its experts: the loader may write the next
+    )
 
 
 @dataclass(frozen=True)
 class Task:
-    """One task. `first, count` is a range of 16-row blocks, or "slot `first` of `count`" for work whose
+    """One task. `first, count` is a range of 16-row blocks, or "slot `first` of `count`" for work
+    whose
     amount is only known at run time (ATTENTION, MERGE, GATE_UP).
     """
 
@@ -56,17 +62,21 @@ class Task:
     blocks: int = 0  # GATE_UP: granules of 8 outputs per expert; DOWN: row blocks per expert
     wait: int = NO_COUNTER  # counter that must reach wait_count before the inputs may be read
     wait_count: int = 0  # arrivals per step
-    route_wait: int = NO_COUNTER  # counter of the router logits: the loader needs them to find the experts
+    route_wait: int = (
+        NO_COUNTER  # counter of the router logits: the loader needs them to find the experts
+    )
     route_count: int = 0
     signal: int = NO_COUNTER  # counter that gets one arrival when the outputs are visible
     flags: int = 0
     window: int = 0  # ATTENTION, MERGE: keys visible to a token including itself; 0 = all
     kv_tiles: int = 0  # ATTENTION: tile index of the layer's first page in the KV pool
-    index: int = 0  # HEAD: which slot of the bests this task fills; SAMPLE: how many slots there are
+    index: int = (
+        0  # HEAD: which slot of the bests this task fills; SAMPLE: how many slots there are
+    )
 
     def words(self) -> tuple[int, ...]:
         """The 16 int32 words, in the order of `FIELDS`."""
-        return astuple(self)
+        return _words(self)
 
     @classmethod
     def from_words(cls, words: Sequence[int]) -> Task:
@@ -81,3 +91,4 @@ class Task:
 
 FIELDS: tuple[str, ...] = tuple(f.name for f in fields(Task))
 WORDS = len(FIELDS)
+_words = attrgetter(*FIELDS)

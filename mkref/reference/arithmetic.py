@@ -19,6 +19,7 @@ from mkref.reference.scalars import (
     rotate,
     score_scale,
     sigmoid,
+    sum_of_squares,
     swiglu,
     to_bf16,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "sample",
     "score_scale",
     "sigmoid",
+    "sum_of_squares",
     "sum_warps",
     "swiglu",
     "to_bf16",

@@ -26,6 +26,7 @@ __all__ = [
     "rotate",
     "score_scale",
     "sigmoid",
+    "sum_of_squares",
     "swiglu",
     "to_bf16",
 ]
@@ -50,7 +51,7 @@ LOG = np.array(
     ],
     dtype=F32,
 )  # fmt: skip
-SQRT_2_BITS = 0x3FB504F3  # the largest float32 below sqrt(2)
+SQRT_2_BITS = 0x3FB504F3  # sqrt(2) in float32; its half is sqrt(1/2) in float32
 
 
 def to_bf16(x: npt.ArrayLike) -> Words:
@@ -100,7 +101,7 @@ def log(x: npt.ArrayLike) -> Float:
     bits = np.asarray(x, dtype=F32).view(np.uint32).astype(np.int64)
     e = (bits >> 23) - 127
     mantissa = (bits & 0x7FFFFF) | 0x3F800000
-    upper = mantissa > SQRT_2_BITS
+    upper = mantissa >= SQRT_2_BITS  # m in [sqrt(1/2), sqrt(2)), both as float32
     e = e + upper
     m = (mantissa - (upper.astype(np.int64) << 23)).astype(np.uint32).view(F32)
     f = m - ONE
@@ -123,17 +124,8 @@ def swiglu(gate: Float, up: Float) -> Words:
     return to_bf16((gate / (ONE + exp(-gate))) * up)
 
 
-def rmsnorm(x: Float, gamma: Words, eps: float) -> Words:
-    """RMSNorm of rows, with the kernel's order of additions.
-
-    Args:
-        x: float32 [..., H].
-        gamma: uint16 [H].
-        eps: added to the mean square, as float32.
-
-    Returns:
-        uint16 [..., H].
-    """
+def sum_of_squares(x: Float) -> Float:
+    """Sum of x^2 over the last axis, float32 [..., H] -> [...], in the kernel's order."""
     width = x.shape[-1]
     padded = np.zeros((*x.shape[:-1], -(-width // 256) * 256), dtype=F32)
     padded[..., :width] = x * x
@@ -147,7 +139,21 @@ def rmsnorm(x: Float, gamma: Words, eps: float) -> Words:
     total = s[..., 0, 0]
     for group in range(1, 8):
         total = total + s[..., group, 0]
-    r = ONE / np.sqrt(total / F32(width) + F32(eps))
+    return total
+
+
+def rmsnorm(x: Float, gamma: Words, eps: float) -> Words:
+    """RMSNorm of rows.
+
+    Args:
+        x: float32 [..., H].
+        gamma: uint16 [H].
+        eps: added to the mean square, as float32.
+
+    Returns:
+        uint16 [..., H].
+    """
+    r = ONE / np.sqrt(sum_of_squares(x) / F32(x.shape[-1]) + F32(eps))
     return to_bf16((x * r[..., None]) * from_bf16(gamma))
 
 

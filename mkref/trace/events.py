@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mkref.errors import MachineError, PlanError
-from mkref.plan.build import Plan
 from mkref.plan.task import NO_COUNTER, Op
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
 
 __all__ = ["ABSENT", "BEGIN", "COLUMNS", "END", "ISSUED", "READY", "Event", "Trace"]
 

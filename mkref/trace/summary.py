@@ -1,7 +1,7 @@
 """What a trace adds up to: time per operation, and how much of the machine waited.
 
-Every share is a share of SM-time, that is of `n_sm * span`: an SM works, waits for inputs, or stands
-outside any task (between tasks, before its first, after its last).
+Every share is a share of SM-time, that is of `n_sm * span`: an SM works, waits for inputs, or
+stands outside any task (between tasks, before its first, after its last).
 """
 
 from __future__ import annotations

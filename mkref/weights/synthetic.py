@@ -5,9 +5,11 @@ second copy of a model that takes up half of a GPU, and the largest geometry tak
 
 Scales keep activations sane at any depth. Inputs of a product have unit variance (they come from an
 RMSNorm), so a matrix of depth K has standard deviation 1 / sqrt(K) and its outputs unit variance
-again; what is added to the residual stream is scaled down by sqrt(2 L), so that the stream's
-variance stays near that of one branch. Embeddings have twice 1 / sqrt(H): logits spread by about 2.
-Router logits have unit variance and are near independent, so routing is near uniform.
+again. Embeddings have twice 1 / sqrt(H): logits spread by about 2. All branches together add about
+half of the embedding's size to the residual stream: as in a trained model, rounding then changes an
+output a little, where a stream made of branches alone would turn every near-tie of a router into
+another output. The final gamma has random signs; without them the tied head would only ever repeat
+the token that came in. Router logits have unit variance, so routing is near uniform.
 
 What it does not do: write text. The numbers depend on seed, geometry and device type (the CPU's
 and the GPU's generators differ).
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["synthetic_weights"]
 
 EMBEDDING_GAIN = 2.0
+BRANCH_SHARE = 0.5
 GAMMA_SPREAD = 0.1
 
 
@@ -60,7 +63,6 @@ def synthetic_weights(
     generator = torch.Generator(device=device)
     generator.manual_seed(seed)
     layout, hidden = packed.layout, config.hidden_size
-    branch = 1 / math.sqrt(2 * config.num_hidden_layers)
 
     def fill(tile: int, count: int, std: float) -> None:
         packed.tiles[tile : tile + count].normal_(0.0, std, generator=generator)
@@ -75,6 +77,7 @@ def synthetic_weights(
             last.view(-1, 8, 4, 2, 2, 2).masked_fill_(padding, 0.0)
 
     unit = 1 / math.sqrt(hidden)
+    branch = BRANCH_SHARE * EMBEDDING_GAIN * unit / math.sqrt(2 * config.num_hidden_layers)
     for i in range(config.num_hidden_layers):
         at, experts = layout.layer(i), layout.n_experts(i)
         if not config.is_dense(i):
@@ -86,4 +89,6 @@ def synthetic_weights(
         fill(at.down, down, branch / math.sqrt(config.mlp_width(i)))
     fill_rows(layout.head, config.vocab_size, EMBEDDING_GAIN * unit)
     packed.gammas.normal_(1.0, GAMMA_SPREAD, generator=generator)
+    signs = torch.empty(hidden, device=packed.gammas.device).uniform_(-1, 1, generator=generator)
+    packed.gammas[-1] *= signs.sign()
     return packed

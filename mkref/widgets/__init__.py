@@ -1,8 +1,8 @@
 """Widgets: pictures of what the rest of mkref computes, to play with in JupyterLab.
 
-Each is three layers: a pure model (`model`), a static picture with text and a table (`render`), and a
-thin interactive shell (`widget`), the only one that needs ipywidgets. Where that is not installed the
-functions below return the static picture. Nothing here needs a network or keeps widget state.
+Each is three layers: a pure model (`model`), a static picture with text and a table (`render`), and
+a thin interactive shell (`widget`), the only one that needs ipywidgets. Where that is not installed
+the functions below return the static picture. Nothing here needs a network or keeps widget state.
 """
 
 from __future__ import annotations

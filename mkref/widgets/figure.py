@@ -1,8 +1,8 @@
 """The static form of every widget: a picture, one sentence that says the same, and a table.
 
-It shows wherever notebooks are read: JupyterLab without a kernel (also in a notebook that is not yet
-trusted), code hosts, PDF. The picture travels as an image with its text, because pages that clean
-HTML remove inline SVG, and because two inline pictures would share the names of their patterns.
+It shows wherever notebooks are read: JupyterLab without a kernel (also in a notebook that is not
+yet trusted), code hosts, PDF. The picture travels as an image, because pages that clean HTML remove
+inline SVG, and because two inline pictures would share the names of their patterns.
 """
 
 from __future__ import annotations

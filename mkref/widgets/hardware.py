@@ -1,7 +1,7 @@
-"""Memory bandwidths with their sources: the one place from which widgets and lessons take them.
+"""Speeds of hardware with their sources: the one place from which widgets and lessons take them.
 
-Labels: *measured* (we ran it), *derived* (computed from stated inputs), *simulated* (a model of ours),
-*quoted* (somebody else's statement: a data sheet, a publication).
+Labels: *measured* (we ran it), *derived* (computed from stated inputs), *simulated* (by a model of
+ours), *quoted* (somebody else's statement: a data sheet, a publication).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mkref.errors import RequestError
 
-__all__ = ["BANDWIDTHS", "LABELS", "Bandwidth", "bandwidth"]
+__all__ = ["BANDWIDTHS", "LABELS", "TENSOR_CORES", "Bandwidth", "TensorCores", "bandwidth"]
 
 LABELS = ("measured", "derived", "simulated", "quoted")
 
@@ -39,14 +39,26 @@ class Bandwidth:
         return self.tb_per_s * 1e12
 
 
-def _read() -> dict[str, Bandwidth]:
-    raw = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-    entries = [Bandwidth(**entry) for entry in raw["bandwidths"]]
-    return {entry.key: entry for entry in sorted(entries, key=lambda entry: entry.tb_per_s)}
+@dataclass(frozen=True)
+class TensorCores:
+    """Dense bfloat16 arithmetic that a GPU can do, and how we know."""
+
+    key: str
+    tflop_per_s: float
+    label: str
+    source: str
 
 
-BANDWIDTHS: dict[str, Bandwidth] = _read()
-"""All entries by key, slowest first."""
+_FILE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+BANDWIDTHS: dict[str, Bandwidth] = {
+    entry["key"]: Bandwidth(**entry)
+    for entry in sorted(_FILE["bandwidths"], key=lambda entry: entry["tb_per_s"])
+}
+"""All bandwidths by key, slowest first."""
+TENSOR_CORES: dict[str, TensorCores] = {
+    entry["key"]: TensorCores(**entry) for entry in _FILE["tensor_cores"]
+}
+"""Arithmetic by key of a GPU."""
 
 
 def bandwidth(key: str) -> Bandwidth:

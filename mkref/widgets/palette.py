@@ -1,8 +1,8 @@
-"""How operations look: a colour, a pattern and one letter, so that no difference hangs on colour alone.
+"""How operations look: a colour, a pattern and a letter, so that nothing hangs on colour alone.
 
-Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers; black ink reads
-on all of them but blue. Operations that share a colour differ in pattern. The browser draws from the
-same table (`as_json`).
+Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers; black ink
+reads on all of them but blue. Operations that share a colour differ in pattern. The browser draws
+from the same table (`as_json`).
 """
 
 from __future__ import annotations

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import count, takewhile
+from typing import TYPE_CHECKING
 
-from mkref.trace.events import Event
 from mkref.trace.summary import by_op, describe, format_ns
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import GRID, OUTLINE, WAIT, style_of
-from mkref.widgets.sm_timeline.model import Timeline
 from mkref.widgets.svg import Svg, rect_path
+
+if TYPE_CHECKING:
+    from mkref.trace.events import Event
+    from mkref.widgets.sm_timeline.model import Timeline
 
 __all__ = ["figure", "ticks"]
 

@@ -1,13 +1,13 @@
-"""The timeline to zoom and pan: packs the trace into one array, `timeline.js` draws it.
+"""The timeline to zoom and pan: packs the trace into one array, the scripts draw it.
 
-Nothing is fetched: script and style come from the files beside this one. Its notebook output carries
-the static figure too, which shows where there is no kernel.
+Nothing is fetched: script and style come from the files beside this one. Its notebook output
+carries the static figure too, which shows where there is no kernel.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
@@ -15,19 +15,22 @@ import traitlets
 
 from mkref.trace.events import ISSUED, Trace
 from mkref.trace.perfetto import STREAMING
-from mkref.widgets.figure import Figure
 from mkref.widgets.palette import GRID, INK, OUTLINE, WAIT, as_json
 from mkref.widgets.sm_timeline.model import timeline
 from mkref.widgets.sm_timeline.render import figure
 from mkref.widgets.svg import PATTERNS
 
+if TYPE_CHECKING:
+    from mkref.widgets.figure import Figure
+
 __all__ = ["FIELDS", "SmTimelineWidget", "pack"]
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = ("data.js", "draw.js", "move.js", "page.js")
 FIELDS = (
     "sm", "op", "layer", "first", "count", "wait", "signal", "begin", "ready", "end", "issued",
 )  # fmt: skip
-"""Columns of the packed array; `timeline.js` gets this list too."""
+"""Columns of the packed array; the scripts get this list too."""
 
 
 def pack(trace: Trace) -> tuple[np.ndarray, int]:
@@ -49,7 +52,7 @@ class SmTimelineWidget(anywidget.AnyWidget):
         selected: number of the selected task in the trace, or -1; it can be set from Python.
     """
 
-    _esm = HERE / "timeline.js"
+    _esm = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     _css = HERE / "timeline.css"
     tasks = traitlets.Bytes().tag(sync=True)
     meta = traitlets.Dict().tag(sync=True)

@@ -8,10 +8,13 @@ stay in caches. All numbers here are derived from the config.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from mkref.config import NorthConfig
 from mkref.errors import RequestError
 from mkref.geometry import BF16_BYTES
+
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
 
 __all__ = ["Part", "SpeedOfLight", "speed_of_light"]
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
-from mkref.widgets.hardware import Bandwidth
-from mkref.widgets.palette import GRID, OUTLINE
-from mkref.widgets.speed_of_light.model import SpeedOfLight
-from mkref.widgets.svg import Svg
 
-__all__ = ["figure"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-WIDTH = 760
-LEFT, BAR, ROW, TOP = 170, 330, 28, 62
+    from mkref.widgets.hardware import Bandwidth
+    from mkref.widgets.speed_of_light.model import SpeedOfLight
+
+__all__ = ["batches", "figure"]
+
 _LOOK = {
     "attention projections": ("#0072B2", "plain"),
     "keys and values": ("#E69F00", "plain"),
@@ -46,8 +49,8 @@ def summary(step: SpeedOfLight, memory: Bandwidth, name: str) -> str:
     rows = "1 row" if step.batch == 1 else f"{step.batch} rows"
     return (
         f"{name}, {rows}, context {context_text(step.context)}: a step reads "
-        f"{gigabytes(step.n_bytes)}; at {memory.tb_per_s:g} TB/s ({memory.name}) that takes at least "
-        f"{step.ms(memory.bytes_per_s):.3f} ms, so at most "
+        f"{gigabytes(step.n_bytes)}; at {memory.tb_per_s:g} TB/s ({memory.name}) that takes at "
+        f"least {step.ms(memory.bytes_per_s):.3f} ms, so at most "
         f"{step.tokens_per_s(memory.bytes_per_s):.1f} tokens per second [derived]."
     )
 
@@ -61,36 +64,61 @@ def table(step: SpeedOfLight, memory: Bandwidth) -> Table:
         return (name, f"{n_bytes:,.0f}", f"{share:.1%}", f"{ms:.4f}")
 
     rows = [row(part.name, part.n_bytes) for part in step.parts]
-    return Table(
-        ("part", "bytes", "share", "ms"), (*rows, row("all", step.n_bytes))
-    )
+    return Table(("part", "bytes", "share", "ms"), (*rows, row("all", step.n_bytes)))
 
 
 def picture(step: SpeedOfLight, memory: Bandwidth, name: str) -> str:
     """The SVG document."""
-    height = TOP + ROW * len(step.parts) + 48
-    svg = Svg(WIDTH, height, summary(step, memory, name))
-    speed = step.tokens_per_s(memory.bytes_per_s)
-    svg.text(16, 28, f"at most {speed:.1f} tokens per second", size=20, bold=True)
-    svg.text(WIDTH - 16, 22, f"{name}, batch {step.batch}, context {context_text(step.context)}", anchor="end")
-    svg.text(WIDTH - 16, 40, f"{memory.tb_per_s:g} TB/s: {memory.name} [{memory.label}]", anchor="end")
-    largest = max(part.n_bytes for part in step.parts)
-    for i, part in enumerate(step.parts):
-        y = TOP + i * ROW
-        color, pattern = _LOOK.get(part.name, ("#C8C8C8", "plain"))
-        width = max(BAR * part.n_bytes / largest, 1.0)
-        svg.text(LEFT - 10, y + 16, part.name, anchor="end")
-        svg.rect(LEFT, y + 3, width, ROW - 8, svg.fill(color, pattern), stroke=OUTLINE)
-        share = part.n_bytes / step.n_bytes
-        svg.text(LEFT + width + 8, y + 16, f"{gigabytes(part.n_bytes)}  ({share:.1%})")
-    y = TOP + ROW * len(step.parts) + 6
-    svg.rect(LEFT, y, WIDTH - LEFT - 16, 1, GRID)
-    ms = step.ms(memory.bytes_per_s)
-    svg.text(LEFT - 10, y + 22, "one step", anchor="end", bold=True)
-    svg.text(LEFT, y + 22, f"{gigabytes(step.n_bytes)} in at least {ms:.3f} ms", bold=True)
-    return svg.render()
+    bars = [
+        Bar(
+            part.name,
+            part.n_bytes,
+            f"{gigabytes(part.n_bytes)}  ({part.n_bytes / step.n_bytes:.1%})",
+            *_LOOK.get(part.name, ("#C8C8C8", "plain")),
+        )
+        for part in step.parts
+    ]
+    return bar_chart(
+        bars,
+        title=summary(step, memory, name),
+        head=f"at most {step.tokens_per_s(memory.bytes_per_s):.1f} tokens per second",
+        notes=(
+            f"{name}, batch {step.batch}, context {context_text(step.context)}",
+            f"{memory.tb_per_s:g} TB/s: {memory.name} [{memory.label}]",
+        ),
+        foot=(
+            "one step",
+            f"{gigabytes(step.n_bytes)} in at least {step.ms(memory.bytes_per_s):.3f} ms",
+        ),
+    )
 
 
 def figure(step: SpeedOfLight, memory: Bandwidth, name: str) -> Figure:
     """Picture, sentence and table."""
     return Figure(picture(step, memory, name), summary(step, memory, name), table(step, memory))
+
+
+def batches(steps: Sequence[SpeedOfLight], memory: Bandwidth, name: str) -> Figure:
+    """The bounds of several steps beside each other: tokens per second of all rows together.
+
+    Args:
+        steps: of one model, for instance with growing batch or context.
+        memory: whose bandwidth bounds them.
+        name: of the model.
+    """
+    speeds = [step.tokens_per_s(memory.bytes_per_s) for step in steps]
+    names = [f"batch {s.batch}, context {context_text(s.context)}" for s in steps]
+    said = "; ".join(f"{n}: {v:.0f}" for n, v in zip(names, speeds, strict=True))
+    sentence = f"{name} at {memory.tb_per_s:g} TB/s, most tokens per second [derived]: {said}."
+    bars = [
+        Bar(n, speed, f"{speed:.1f} ({gigabytes(step.n_bytes)} a step)")
+        for n, speed, step in zip(names, speeds, steps, strict=True)
+    ]
+    notes = (name, f"{memory.tb_per_s:g} TB/s: {memory.name} [{memory.label}]")
+    chart = bar_chart(bars, title=sentence, head="tokens per second, at most", notes=notes)
+    rows = tuple(
+        (n, f"{step.n_bytes:,.0f}", f"{step.distinct:.1f}", f"{speed:.1f}")
+        for n, step, speed in zip(names, steps, speeds, strict=True)
+    )
+    heads = ("step", "bytes", "experts a layer", "tokens per second, at most")
+    return Figure(chart, sentence, Table(heads, rows))

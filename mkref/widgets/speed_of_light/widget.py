@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets
 
-from mkref.config import NorthConfig
-from mkref.widgets.figure import Figure
 from mkref.widgets.hardware import BANDWIDTHS, Bandwidth, bandwidth
 from mkref.widgets.speed_of_light.model import speed_of_light
 from mkref.widgets.speed_of_light.render import context_text, figure
+
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
+    from mkref.widgets.figure import Figure
 
 __all__ = ["SpeedOfLightWidget"]
 
@@ -33,10 +35,19 @@ class SpeedOfLightWidget(ipywidgets.VBox):
         wide = {"layout": {"width": "34em"}, "style": {"description_width": "10em"}}
         choices = [(f"{m.name} ({m.tb_per_s:g} TB/s)", m.key) for m in BANDWIDTHS.values()]
         self.memory = ipywidgets.Dropdown(
-            options=[*choices, ("another: type it below", OWN)], value=gpu, description="memory", **wide
+            options=[*choices, ("another: type it below", OWN)],
+            value=gpu,
+            description="memory",
+            **wide,
         )
         self.own = ipywidgets.BoundedFloatText(
-            value=memory.tb_per_s, min=0.001, max=1000, step=0.1, description="TB/s", disabled=True, **wide
+            value=memory.tb_per_s,
+            min=0.001,
+            max=1000,
+            step=0.1,
+            description="TB/s",
+            disabled=True,
+            **wide,
         )
         contexts = sorted({*CONTEXTS, context})
         self.context = ipywidgets.SelectionSlider(
@@ -46,7 +57,9 @@ class SpeedOfLightWidget(ipywidgets.VBox):
         self.batch = ipywidgets.IntSlider(
             value=batch, min=1, max=8, description="batch, rows", continuous_update=False, **wide
         )
-        self.view = ipywidgets.HTML(layout={"min_height": "340px"})  # so that the page does not jump
+        self.view = ipywidgets.HTML(
+            layout={"min_height": "340px"}
+        )  # so that the page does not jump
         super().__init__([self.memory, self.own, self.context, self.batch, self.view])
         for control in (self.memory, self.own, self.context, self.batch):
             control.observe(self._update, names="value")

@@ -1,0 +1,133 @@
+"""`mkref plan` and `mkref verify`: look at a plan, keep it in a file, check it.
+
+Neither needs weights: a config.json is enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mkref.cli.arguments import add_json, add_machine, add_model, whole
+from mkref.errors import PlanError
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
+
+__all__ = ["add_commands", "load_plan", "save_plan"]
+
+
+def add_commands(commands: Any) -> None:
+    """Add `plan` and `verify` to the parser."""
+    parser = commands.add_parser("plan", help="the tasks of a decode step, operation by operation")
+    add_model(parser)
+    add_machine(parser)
+    parser.add_argument("--rows", type=whole(1, 8), default=1, help="of the batch; default: 1")
+    parser.add_argument(
+        "--tokens", metavar="N", type=whole(1), default=1024, help="in every row; default: 1024"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the plan itself, as JSON")
+    add_json(parser, "the table")
+    parser.set_defaults(run=run_plan)
+
+    parser = commands.add_parser("verify", help="prove that a plan cannot race, hang or overrun")
+    parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that `plan --out` wrote")
+    add_model(parser)
+    add_machine(parser)
+    add_json(parser, "what was checked")
+    parser.set_defaults(run=run_verify)
+
+
+def load_plan(path: str | Path) -> Plan:
+    """A plan from a file.
+
+    Raises:
+        PlanError: no such file, or no plan in it.
+    """
+    from mkref.plan.build import Plan
+
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(f"plan: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PlanError(f"plan: {path} is not JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise PlanError(f"plan: {path} holds a {type(data).__name__}, not a plan")
+    try:
+        return Plan.from_dict(data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"plan: {path} is damaged ({error!r}); write it again") from error
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan to a file.
+
+    Raises:
+        PlanError: the file cannot be written.
+    """
+    try:
+        Path(path).write_text(json.dumps(plan.to_dict()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"plan: cannot write {path}: {error.strerror}") from error
+
+
+def _planned(options: argparse.Namespace) -> Plan:
+    """The plan for a model and a number of SMs."""
+    from mkref.engine.load import load_geometry, sizes_for
+    from mkref.machine import default_n_sm, resolve
+    from mkref.plan.build import build_plan
+
+    config = load_geometry(options.model)
+    sizes = sizes_for(config, options.context)
+    # With --sms the machine does not matter, and need not run here.
+    n_sm = options.sms or default_n_sm(resolve(options.machine))
+    return build_plan(
+        config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
+    )
+
+
+def run_plan(options: argparse.Namespace) -> int:
+    """Print the table, write the file."""
+    from mkref.cli.plan_table import Assumed, format_rows, op_rows
+
+    plan = _planned(options)
+    assumed = Assumed.of(plan.config, options.rows, options.tokens)
+    rows = op_rows(plan, assumed)
+    if options.out:
+        save_plan(plan, options.out)
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "n_sm": plan.n_sm,
+                    "tasks": plan.n_tasks,
+                    "counters": len(plan.counters),
+                    "rows": assumed.rows,
+                    "context": assumed.context,
+                    "experts_per_layer": assumed.experts,
+                    "ops": [row.to_dict() for row in rows],
+                }
+            )
+        )
+        return 0
+    print(
+        f"{plan.n_tasks:,} tasks on {plan.n_sm} SMs, {len(plan.counters):,} counters; bytes for "
+        f"{assumed.rows} rows of {assumed.context} tokens, {assumed.experts} experts a layer"
+    )
+    print(format_rows(rows))
+    if options.out:
+        print(f"written to {options.out}", file=sys.stderr)
+    return 0
+
+
+def run_verify(options: argparse.Namespace) -> int:
+    """Check; a plan that fails is a `PlanError`."""
+    from mkref.plan.verify import verify
+
+    plan = load_plan(options.plan) if options.plan else _planned(options)
+    verify(plan)
+    return 0

@@ -1,0 +1,72 @@
+"""`mkref trace`: run some tokens with a kernel that stamps its tasks, and write the last step.
+
+The file is Chrome JSON: https://ui.perfetto.dev opens it. Stamps cost time, so a traced step is
+slower than the same step without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from typing import Any
+
+from mkref.cli.arguments import add_json, add_machine, add_model, whole
+from mkref.cli.generate import add_prompt, prompt_of
+from mkref.errors import MachineError, RequestError
+
+__all__ = ["add_commands"]
+
+PROMPT = "def add(a, b):\n"
+
+
+def add_commands(commands: Any) -> None:
+    """Add `trace` to the parser."""
+    parser = commands.add_parser("trace", help="what every SM did in one decode step, for Perfetto")
+    add_model(parser)
+    add_prompt(parser, required=False)
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=whole(1), default=4,
+        help="tokens to run; the step of the last one is written (default: 4)",
+    )  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", default="trace.json", help="default: %(default)s")
+    add_machine(parser)
+    add_json(parser, "what was written")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load with stamps, run, write."""
+    from mkref.engine import Engine
+    from mkref.trace.events import Trace
+    from mkref.trace.perfetto import write_perfetto
+    from mkref.trace.summary import describe
+
+    folder = os.path.dirname(options.out) or "."
+    if os.path.isdir(options.out) or not os.path.isdir(folder):
+        raise RequestError(f"--out: {options.out!r}; must be a file in a folder that exists")
+    if options.machine == "torch":
+        raise MachineError("trace: machine 'torch' runs no tasks; give cuda, host or interpreter")
+    with Engine.load(
+        options.model, options.machine, options.sms, options.context, trace=True
+    ) as engine:
+        prompt = prompt_of(options, PROMPT if engine.tokenizer else [engine.config.vocab_size // 2])
+        engine.generate(prompt, max_tokens=options.max_tokens, ignore_eos=True)
+        stamps = engine.machine.stamps()
+        if stamps is None:
+            raise MachineError(f"trace: machine {engine.machine.name!r} took no time stamps")
+        provenance = {
+            "machine": engine.machine.name,
+            "model": str(options.model),
+            "platform": platform.platform(),
+        }
+        trace = Trace.from_plan(engine.plan, stamps, provenance)
+    write_perfetto(trace, options.out)
+    if options.json:
+        report = {"out": options.out, "machine": provenance["machine"], "n_sm": trace.n_sm}
+        print(json.dumps({**report, "tasks": trace.n_tasks, "span_ns": trace.span_ns}))
+        return 0
+    print(describe(trace))
+    print(f"written to {options.out}; open it at https://ui.perfetto.dev")
+    return 0

@@ -1,0 +1,329 @@
+"""A model that is loaded on a machine and answers requests.
+
+    engine = Engine.load("nano")
+    print(engine.generate("def add(a, b):", max_tokens=32).text)
+
+The prompt goes through the kernel token by token, like everything else. Requests that overlap in
+time share the steps: several streams may be read in turns, and each gets the tokens that it would
+get alone.
+
+What it does not do: run in several threads at a time, or keep anything between requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+from mkref.config import NorthConfig, check_kernel_limits
+from mkref.engine.batch import Batch, Sequence
+from mkref.engine.kv import KvPages
+from mkref.engine.load import check_tokenizer, model_folder, sizes_for
+from mkref.engine.request import Completion, Prompt, Stop, Token, make_request, whole_number
+from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
+from mkref.errors import MachineError, RequestError
+from mkref.machine import create, default_n_sm
+from mkref.machine.base import Machine
+from mkref.plan.build import MAX_SMS, Plan, build_plan
+from mkref.plan.verify import verify
+from mkref.weights.checkpoint import Checkpoint
+from mkref.weights.packed import PackedWeights
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """A loaded model; made by `Engine.load` or `Engine.from_weights`.
+
+    Attributes:
+        config: its geometry.
+        plan: what the machine runs.
+        machine: loaded; `machine.name` says which one it is.
+        tokenizer: None if the model has none.
+        max_context: longest prompt and answer together, in tokens.
+        kv: the pages of the KV cache.
+    """
+
+    def __init__(
+        self, plan: Plan, machine: Machine, max_context: int, tokenizer: Tokenizer | None
+    ) -> None:
+        self.config: NorthConfig = plan.config
+        self.plan = plan
+        self.machine = machine
+        self.tokenizer = tokenizer
+        self.max_context = max_context
+        pool = plan.pool
+        self.kv = KvPages(plan.config, pool.full_pages, pool.sliding_pages, max_context)
+        self._batch = Batch(machine, self.kv)
+
+    @classmethod
+    def load(
+        cls,
+        model: str | Path = "nano",
+        machine: str = "auto",
+        n_sm: int | None = None,
+        max_context: int | None = None,
+        trace: bool = False,
+        *,
+        kv_pages: int | None = None,
+        **options: Any,
+    ) -> Engine:
+        """Load a model folder: config.json, safetensors, tokenizer.json if there is one.
+
+        Args:
+            model: the name of a model that comes with mkref, or the path of a folder.
+            machine: "cuda", "host", "interpreter", "torch", or "auto" for the best that runs here.
+            n_sm: SMs to plan for; None: all of the GPU, up to four cores of the CPU.
+            max_context: longest prompt and answer together, in tokens; None: 4096, or what the
+                model allows if that is less.
+            trace: build the kernel with time stamps (`engine.machine.stamps()`).
+            kv_pages: pages of 64 tokens in each full layer; None: enough for eight full contexts.
+            options: of the machine, see `mkref.machine.create`.
+
+        Raises:
+            MkrefError: one line that names what is wrong: the folder, a tensor, a field of the
+                config, the machine.
+        """
+        folder = model_folder(model)
+        checkpoint = Checkpoint(folder)
+        config = checkpoint.config
+        tokenizer = None
+        if (folder / TOKENIZER_FILE).is_file():
+            tokenizer = Tokenizer(folder, config.bos_token_id)
+            check_tokenizer(tokenizer.vocab_size, config, folder)
+        sizes_for(config, max_context, kv_pages)  # complain before gigabytes are read
+        chosen = _machine(machine, n_sm, trace, options)
+        # Each tensor is packed where the machine will read it: there is no second copy.
+        weights = checkpoint.load(_device(chosen))
+        return cls.from_weights(
+            config, weights, chosen, n_sm, max_context, kv_pages=kv_pages, tokenizer=tokenizer
+        )
+
+    @classmethod
+    def from_weights(
+        cls,
+        config: NorthConfig,
+        weights: PackedWeights,
+        machine: str | Machine = "auto",
+        n_sm: int | None = None,
+        max_context: int | None = None,
+        trace: bool = False,
+        *,
+        kv_pages: int | None = None,
+        tokenizer: Tokenizer | None = None,
+        **options: Any,
+    ) -> Engine:
+        """An engine for weights that are in memory already, for instance synthetic ones.
+
+        Args:
+            config: geometry.
+            weights: packed; on a GPU they are used in place if they lie there.
+            machine: a name, or a machine that is not loaded yet.
+            tokenizer: None: prompts are token ids, and completions have no text.
+            n_sm, max_context, trace, kv_pages, options: as in `load`.
+
+        Raises:
+            MkrefError: a value is out of range, or the machine cannot run.
+        """
+        sizes = sizes_for(config, max_context, kv_pages)
+        check_kernel_limits(config)
+        if isinstance(machine, str):
+            machine = _machine(machine, n_sm, trace, options)
+        n_sm = default_n_sm(machine.name) if n_sm is None else n_sm
+        plan = build_plan(
+            config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
+        )
+        verify(plan)
+        machine.load(plan, weights, sizes.max_context)
+        return cls(plan, machine, sizes.max_context, tokenizer)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: Stop = None,
+        *,
+        ignore_eos: bool = False,
+        return_logits: bool = False,
+    ) -> Completion:
+        """Answer one prompt.
+
+        Args:
+            prompt: text, or token ids.
+            max_tokens: the answer has at most so many; prompt and answer must fit the context.
+            temperature: 0 takes the most likely token; above, tokens are drawn.
+            seed: of the draw, 0 .. 2^64 - 1. The draw depends on seed and position, nothing else.
+            stop: strings that end the text (and are cut off), or token ids that end the answer.
+            ignore_eos: go on after a token that ends a text.
+            return_logits: keep the logits of every generated token.
+
+        Raises:
+            RequestError: an argument is wrong; nothing ran.
+            MachineError: the machine failed.
+        """
+        sequence = self._sequence(
+            prompt, max_tokens, temperature, seed, stop, ignore_eos, return_logits
+        )
+        return self._complete([sequence])[0]
+
+    def generate_batch(
+        self,
+        prompts: SequenceOf[Prompt],
+        max_tokens: int | SequenceOf[int] = 64,
+        temperature: float | SequenceOf[float] = 0.0,
+        seed: int | SequenceOf[int] = 0,
+        stop: Stop = None,
+        *,
+        ignore_eos: bool = False,
+        return_logits: bool = False,
+    ) -> list[Completion]:
+        """Answer several prompts of any lengths, eight at a time; the rest waits for free rows.
+
+        Args:
+            prompts: any number of prompts, at least one.
+            max_tokens, temperature, seed: one value for all, or one per prompt.
+            stop, ignore_eos, return_logits: for all; see `generate`.
+
+        Returns:
+            Completions in the order of the prompts, each the one that its prompt gets alone.
+
+        Raises:
+            RequestError: an argument is wrong; nothing ran.
+            MachineError: the machine failed.
+        """
+        if isinstance(prompts, str) or not len(prompts):
+            given = "a text" if isinstance(prompts, str) else "no prompts"
+            raise RequestError(f"prompts: {given}; must be a list of at least one prompt")
+        per_prompt = zip(
+            prompts,
+            _each("max_tokens", max_tokens, len(prompts)),
+            _each("temperature", temperature, len(prompts)),
+            _each("seed", seed, len(prompts)),
+            strict=True,
+        )
+        return self._complete(
+            [self._sequence(*values, stop, ignore_eos, return_logits) for values in per_prompt]
+        )
+
+    def stream(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 64,
+        temperature: float = 0.0,
+        seed: int = 0,
+        stop: Stop = None,
+        *,
+        ignore_eos: bool = False,
+    ) -> Iterator[Token]:
+        """Answer one prompt token by token; arguments as in `generate`, checked at once.
+
+        Yields:
+            Every generated token; the last has a `finish_reason`. Leaving the loop early ends the
+            request.
+        """
+        return self._events(
+            self._sequence(prompt, max_tokens, temperature, seed, stop, ignore_eos, False)
+        )
+
+    def _sequence(
+        self,
+        prompt: Prompt,
+        max_tokens: Any,
+        temperature: Any,
+        seed: Any,
+        stop: Stop,
+        ignore_eos: bool,
+        return_logits: bool,
+    ) -> Sequence:
+        request = make_request(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop=stop,
+            ignore_eos=ignore_eos,
+            return_logits=return_logits,
+            tokenizer=self.tokenizer,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+            max_context=self.max_context,
+        )
+        if not self.kv.fits(request.n_tokens):
+            raise RequestError(
+                f"max_tokens: {request.max_tokens} with a prompt of {len(request.prompt)} need "
+                f"{self.kv.needs(request.n_tokens)[0]} KV pages; kv_pages is {self.kv.budget[0]}"
+            )
+        return Sequence(request, self.tokenizer)
+
+    def _events(self, sequence: Sequence) -> Iterator[Token]:
+        self._batch.submit(sequence)
+        try:
+            while True:
+                self._advance(sequence)
+                token = sequence.events.popleft()
+                yield token
+                if token.finish_reason:
+                    return
+        finally:
+            self._batch.cancel(sequence)
+
+    def _complete(self, sequences: list[Sequence]) -> list[Completion]:
+        for sequence in sequences:
+            self._batch.submit(sequence)
+        try:
+            for sequence in sequences:
+                while not sequence.finish_reason:
+                    sequence.events.clear()
+                    self._advance(sequence)
+        finally:
+            for sequence in sequences:
+                self._batch.cancel(sequence)
+        return [sequence.completion(self.machine.name) for sequence in sequences]
+
+    def _advance(self, sequence: Sequence) -> None:
+        """Run steps until the sequence has a token to give."""
+        while not sequence.events:
+            if sequence.error is not None:
+                raise MachineError(
+                    f"a step that this request shared with others failed: {sequence.error}"
+                ) from sequence.error
+            self._batch.step()
+
+    def close(self) -> None:
+        """Give the machine's memory back."""
+        self.machine.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _machine(name: str, n_sm: int | None, trace: bool, options: dict[str, Any]) -> Machine:
+    if n_sm is not None:
+        n_sm = whole_number("n_sm", n_sm, 1, MAX_SMS)
+    return create(name, n_sm=n_sm, trace=trace, **options)
+
+
+def _device(machine: Machine) -> str:
+    """The torch device where a machine wants its weights."""
+    if machine.name == "torch":
+        return str(getattr(machine, "device", "cpu"))
+    if machine.name == "cuda":
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cpu"
+
+
+def _each(name: str, value: Any, n: int) -> SequenceOf[Any]:
+    """One value per prompt."""
+    if isinstance(value, SequenceOf) and not isinstance(value, str):
+        if len(value) != n:
+            raise RequestError(f"{name}: {len(value)} values for {n} prompts; give one or {n}")
+        return value
+    return [value] * n

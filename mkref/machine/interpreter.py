@@ -1,0 +1,100 @@
+"""The machine without a compiler: `mkref.plan.interpret` behind the same interface as the kernel.
+
+Buffers, inputs and errors are those of `KernelMachine`; only the launch differs. It is exact and
+slow: for models of a few million parameters, and for looking into every buffer.
+
+What it does not do: overlap anything. Time stamps are those of the interpreter, one task at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mkref.errors import MachineError, PlanError
+from mkref.machine.base import KernelMachine
+from mkref.plan.interpret import Interpreter
+
+if TYPE_CHECKING:
+    from mkref.plan.buffers import Buffer
+    from mkref.plan.build import Plan
+    from mkref.weights.packed import PackedWeights
+
+__all__ = ["InterpreterMachine"]
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class InterpreterMachine(KernelMachine):
+    """Runs a plan's tasks in NumPy, one at a time.
+
+    Args:
+        trace: stamp every task; one runs at a time, so this shows order and work, not overlap.
+        order: None lets the SMs take turns; a number seeds a random order.
+    """
+
+    name = "interpreter"
+
+    def __init__(self, *, trace: bool = False, order: int | None = None) -> None:
+        super().__init__(trace=trace)
+        self.order = order
+        self.interpreter: Interpreter | None = None
+
+    def build(self, plan: Plan) -> None:
+        """Nothing to compile; the interpreter is made when the buffers are there (`load`)."""
+
+    def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
+        """Allocate and poison the buffers, decode the tasks."""
+        super().load(plan, weights, max_context)
+        arrays = {
+            name: memory.view(self.table[name].dtype).reshape(self.table[name].shape)
+            for name, memory in self.buffers.items()
+        }
+        names = [counter.name for counter in plan.counters]
+        self.interpreter = Interpreter(
+            plan.config, arrays, names, order=self.order, trace=self.trace
+        )
+
+    def launch(self, params: np.ndarray) -> None:
+        """Interpret one step; what went wrong is left in `status`, as the kernel leaves it."""
+        if self.interpreter is None:
+            raise MachineError("interpreter: no plan is loaded")
+        try:
+            self.interpreter.run(int(params["rows"][0]), int(params["step"][0]))
+        except (PlanError, MachineError):
+            if not self.interpreter.buffers["status"][0]:
+                raise
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Overwrite one buffer; tasks and weights are decoded again."""
+        super().write(name, array)
+        if self.interpreter is not None and name in ("weights", "tasks", "task_offsets"):
+            self.interpreter.decode()
+
+    def allocate(self, buffer: Buffer, fill: int) -> Bytes:
+        """An array of bytes."""
+        return np.full(buffer.n_bytes, fill, dtype=np.uint8)
+
+    def put(self, memory: Bytes, array: np.ndarray) -> None:
+        """Copy."""
+        memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
+
+    def get(self, memory: Bytes, buffer: Buffer) -> np.ndarray:
+        """Copy."""
+        return memory[: buffer.n_bytes].copy().view(buffer.dtype).reshape(buffer.shape)
+
+    def address(self, memory: Bytes) -> int:
+        """Not used: the interpreter has the arrays themselves."""
+        return int(memory.ctypes.data)
+
+    def weights_memory(self, weights: PackedWeights) -> tuple[Bytes, Bytes]:
+        """The weights in place; a copy if they are on a GPU."""
+        tiles, gammas = weights.words()
+        return tiles.reshape(-1).view(np.uint8), gammas.reshape(-1).view(np.uint8)
+
+    def close(self) -> None:
+        """Forget buffers and unpacked weights."""
+        super().close()
+        self.interpreter = None

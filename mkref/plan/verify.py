@@ -1,0 +1,122 @@
+"""Prove a plan before it is launched.
+
+    words      opcodes, ranges, operands that the geometry fixes, weights inside the packed array
+    counters   as many arrivals as every wait asks for
+    coverage   every row block, slot and vocabulary row has exactly one owner
+    release    the loader gets the place of the experts back, and not too early
+    progress   no cycle: the plan runs to its end
+    order      every read after its writes, every reuse of memory after its last readers
+    buffers    everything fits
+
+A plan that passes computes the same in every order in which its SMs may run, and never hangs.
+
+What it does not do: check numbers, or the kernel. The model of the kernel is `mkref.plan.effects`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mkref.errors import PlanError
+from mkref.plan.balance import Balance, balance
+from mkref.plan.buffers import Buffer, buffer_table
+from mkref.plan.capacity import check_buffers, check_pool
+from mkref.plan.checks import (
+    check_counters,
+    check_operands,
+    check_release,
+    check_words,
+)
+from mkref.plan.clocks import run_clocks
+from mkref.plan.coverage import check_coverage
+from mkref.plan.hazards import check_order
+from mkref.plan.table import TaskTable
+from mkref.plan.task import Op
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
+
+__all__ = ["Report", "verify"]
+
+SHOWN = 4
+"""Violations that one error names."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verified plan consists of.
+
+    Attributes:
+        n_sm, n_tasks, n_counters: sizes.
+        tasks_per_op: operation name -> number of tasks.
+        balance: bytes per SM and operation for one row.
+        buffer_bytes: bytes of all buffers but weights and KV cache; 0 without a `max_context`.
+    """
+
+    n_sm: int
+    n_tasks: int
+    n_counters: int
+    tasks_per_op: dict[str, int] = field(default_factory=dict)
+    balance: Balance = field(default_factory=lambda: Balance(1, 1, {}))
+    buffer_bytes: int = 0
+
+    def lines(self) -> list[str]:
+        """The report as text."""
+        out = [
+            f"{self.n_tasks} tasks on {self.n_sm} SMs, {self.n_counters} counters: no violation",
+            ", ".join(f"{n} {name}" for name, n in self.tasks_per_op.items() if n),
+        ]
+        if self.buffer_bytes:
+            out.append(f"buffers without weights and KV cache: {self.buffer_bytes / 1e6:.1f} MB")
+        out.append(f"one step of one row, token {self.balance.context} of its sequence, streams:")
+        return out + self.balance.lines()
+
+
+def verify(
+    plan: Plan, max_context: int | None = None, *, buffers: Mapping[str, Buffer] | None = None
+) -> Report:
+    """Check everything that can be checked before a launch.
+
+    Args:
+        plan: built or loaded.
+        max_context: longest sequence in tokens; None leaves out what depends on it.
+        buffers: what a machine has allocated; default: `mkref.plan.buffers.buffer_table`.
+
+    Raises:
+        PlanError: the first violations, each naming SM, task, operation, layer and what is wrong.
+    """
+    table = TaskTable(plan)
+    _refuse(check_words(table))
+    _refuse(check_operands(table))
+    _refuse(check_counters(table))
+    _refuse(check_coverage(table))
+    _refuse(check_release(table))
+    clocks = run_clocks(table)
+    _refuse(check_order(table, clocks))
+    _refuse(check_pool(table, max_context))
+    n_bytes = 0
+    if max_context is not None:
+        given = buffer_table(plan, max_context) if buffers is None else buffers
+        _refuse(check_buffers(table, max_context, given))
+        n_bytes = sum(b.n_bytes for name, b in given.items() if name not in ("weights", "kv"))
+    counts = np.bincount(table["op"], minlength=len(Op))
+    return Report(
+        n_sm=plan.n_sm,
+        n_tasks=len(table),
+        n_counters=len(plan.counters),
+        tasks_per_op={op.name: int(counts[op]) for op in Op},
+        balance=balance(table, rows=1, context=max_context or 1),
+        buffer_bytes=n_bytes,
+    )
+
+
+def _refuse(violations: Iterable[str]) -> None:
+    found = list(islice(violations, SHOWN + 1))
+    if found:
+        more = ["..."] if len(found) > SHOWN else []
+        raise PlanError("\n  ".join([f"plan: {found[0]}", *found[1:SHOWN], *more]))

@@ -1,0 +1,60 @@
+"""The kernel compiles for every supported architecture, without spills, and within the instruction
+cache's reach.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from mkref.config import NORTH_MINI_CODE
+from mkref.errors import MachineError
+from mkref.machine.nvrtc import ARCHITECTURES, compile_cubin, resources
+from mkref.machine.source import kernel_source, ring_for, shared_bytes
+from tests.decode import small_config
+
+SHARED_PER_BLOCK = {"sm_80": 166912, "sm_90a": 232448, "sm_100": 232448}
+"""Most dynamic shared memory of one block in bytes (CUDA programming guide, technical
+specifications).
+"""
+OTHER_SHARED = 101376
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernel_compiles_without_spills(arch: str) -> None:
+    """The geometry of North, for one architecture: registers fit 288 threads, nothing goes to local
+    memory.
+    """
+    ring = ring_for(NORTH_MINI_CODE, SHARED_PER_BLOCK.get(arch, OTHER_SHARED))
+    image, report = compile_cubin(kernel_source(NORTH_MINI_CODE, ring), arch)
+    found = resources(report)
+    print(f"{arch}: {found.registers} registers, {found.spill_bytes} bytes spilled, ring {ring}")
+    assert image[:4] == b"\x7fELF"
+    assert 32 < found.registers <= 65536 // 288
+    assert found.spill_bytes == 0
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("trace", [False, True])
+def test_every_head_dim_compiles(head_dim: int, trace: bool) -> None:
+    """Small geometries, with and without time stamps."""
+    config = small_config(head_dim=head_dim)
+    ring = ring_for(config, OTHER_SHARED)
+    _, report = compile_cubin(kernel_source(config, ring, trace=trace), "sm_90a")
+    assert resources(report).spill_bytes == 0
+
+
+def test_ring_is_as_large_as_the_gpu_allows() -> None:
+    """Five stages of 32 KB on a Hopper, less where shared memory is smaller, an error where nothing
+    fits.
+    """
+    assert ring_for(NORTH_MINI_CODE, 232448).stages == 5
+    small = ring_for(NORTH_MINI_CODE, OTHER_SHARED)
+    assert shared_bytes(NORTH_MINI_CODE, small) <= OTHER_SHARED
+    with pytest.raises(MachineError, match="shared memory: 49152 bytes"):
+        ring_for(NORTH_MINI_CODE, 49152)
+
+
+def test_compile_error_is_one_line() -> None:
+    """NVRTC's first errors are in the message."""
+    with pytest.raises(MachineError, match=r"NVRTC cannot compile for sm_90a: .*nonsense"):
+        compile_cubin("int main() { return nonsense; }", "sm_90a")
