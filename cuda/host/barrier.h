@@ -13,6 +13,7 @@ HOST_RUNTIME inline void open_barrier(Block* block, int id) {
   Barrier& bar = block->barriers[id];
   bar.arrived = 0;
   bar.turn++;
+  block->worker->progress++;
   for (int i = 0; i < block->n_warps; i++) {
     Warp* w = &block->warps[i];
     if (w->at_barrier && w->barrier == id) {

@@ -30,8 +30,9 @@ int launch_from_c(void (*kernel)(P...), const unsigned* shape, unsigned long lon
   options.timeout_s = timeout_s;
   if (stack_bytes) options.stack_bytes = stack_bytes;
   std::string text;
-  int code = launch_kernel(kernel, dim3(shape[0], shape[1], shape[2]),
-                           dim3(shape[3], shape[4], shape[5]), shared_bytes, options, values, text);
+  Shape all{dim3(shape[0], shape[1], shape[2]), dim3(shape[3], shape[4], shape[5]),
+            size_t(shared_bytes)};
+  int code = launch_kernel(kernel, all, options, values, text);
   if (report_bytes) {
     size_t n = std::min<size_t>(text.size(), report_bytes - 1);
     memcpy(report, text.data(), n);

@@ -52,7 +52,8 @@ struct Fiber {
   Waiting waiting;
   const int* last_load = nullptr;  // a second load of the same value is polling
   int last_value = 0;
-  bool paused = false;  // since that load
+  bool paused = false;   // since that load
+  bool in_loop = false;  // had to be pulled out of a loop that never comes to a scheduling point
   unsigned copies_issued = 0;
   SanitizerThread sanitizer;
   char* stack = nullptr;

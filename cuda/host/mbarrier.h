@@ -47,7 +47,9 @@ HOST_RUNTIME inline void wake_parked(Block* block, const uint64_t* bar) {
 }
 
 HOST_RUNTIME inline void end_phase_if_complete(Block* block, uint64_t* bar) {
-  if (word_of(bar)->end_phase_if_complete()) wake_parked(block, bar);
+  if (!word_of(bar)->end_phase_if_complete()) return;
+  block->worker->progress++;
+  wake_parked(block, bar);
 }
 
 HOST_RUNTIME inline void mbarrier_init(uint64_t* bar, unsigned count, Site site) {
@@ -80,26 +82,35 @@ HOST_RUNTIME inline void mbarrier_arrive(uint64_t* bar, uint32_t bytes, const ch
   end_phase_if_complete(current->block, bar);
 }
 
-// True once the phase of this parity has ended.
-HOST_RUNTIME __attribute__((noinline)) inline bool mbarrier_try_wait(const uint64_t* bar,
-                                                                     unsigned parity, Site site) {
+// The phase has not ended: give up the processor until it does, or until nobody else can run.
+HOST_RUNTIME __attribute__((noinline)) inline bool park(const uint64_t* bar, unsigned parity,
+                                                        Site site) {
   MbarrierWord* word = initialised_word(bar, "mbar_try_wait", site);
-  parity &= 1;
-  if (word->phase == parity) {
-    Fiber* self = current;
-    Warp* w = self->warp;
-    self->waiting = {site, bar, parity};
-    w->ready &= ~bit_of(self);
-    if (w->parked == 0) w->parked_on = bar;
-    if (w->parked_on == bar) {
-      w->parked |= bit_of(self);
-    } else {
-      w->polling |= bit_of(self);  // lanes of one warp wait for different mbarriers: rare, no list
-    }
-    worker_of(self)->waiting.set(w->index);
-    suspend(self);
-    if (word->phase == parity) return false;
+  Fiber* self = current;
+  Warp* w = self->warp;
+  self->waiting = {site, bar, parity};
+  w->ready &= ~bit_of(self);
+  if (w->parked == 0) w->parked_on = bar;
+  if (w->parked_on == bar) {
+    w->parked |= bit_of(self);
+  } else {
+    w->polling |= bit_of(self);  // lanes of one warp wait for different mbarriers: rare, no list
   }
+  worker_of(self)->waiting.set(w->index);
+  suspend(self);
+  self->waiting.site = {};
+  return word->phase != parity;
+}
+
+// True once the phase of this parity has ended.
+HOST_RUNTIME inline bool mbarrier_try_wait(const uint64_t* bar, unsigned parity, Site site) {
+  MbarrierWord* word = word_of(bar);
+  parity &= 1;
+#if HOST_TSAN
+  __tsan_read8(word);
+#endif
+  bool ended = word->mark == MbarrierWord::MARK && word->phase != parity;
+  if (!ended && !park(bar, parity, site)) return false;
   sync_acquire(sync_of(bar, parity));
   return true;
 }

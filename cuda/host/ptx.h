@@ -20,6 +20,7 @@ HOST_RUNTIME __attribute__((noinline)) inline void poll(const void* address, Sit
   self->warp->polling |= bit_of(self);
   worker_of(self)->waiting.set(self->warp->index);
   suspend(self);
+  self->waiting.site = {};
   self->paused = true;
 }
 
@@ -31,6 +32,11 @@ HOST_RUNTIME inline void note_load(const int* p, int value, Site site) {
   self->last_value = value;
   self->paused = false;
   if (again) poll(p, site);
+}
+
+// A word that others may poll has changed.
+HOST_RUNTIME inline void ring() {
+  if (!HOST_TSAN) worker_of(current)->doorbell->ring();
 }
 
 HOST_RUNTIME inline void bar_sync(int id, int n_threads, Site site) {
@@ -71,8 +77,14 @@ inline int ld_relaxed(const int* p, HOST_SITE) {
   host::note_load(p, v, site);
   return v;
 }
-inline void st_release(int* p, int v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
-inline void red_release_add(int* p, int v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
+inline void st_release(int* p, int v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+  host::ring();
+}
+inline void red_release_add(int* p, int v) {
+  __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
+  host::ring();
+}
 inline int atomic_cas(int* p, int compare, int value) {
   __atomic_compare_exchange_n(p, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return compare;  // the old value either way

@@ -53,23 +53,21 @@ inline std::string describe(const Block& b, const Warp& w, int lane) {
            format(" (%u of %u threads are there)", bar.arrived,
                   bar.expected ? bar.expected : b.live);
   }
+  if (f.in_loop) return "run in a loop that meets no barrier, wait, poll or pause";
+  if (!f.waiting.site.line) return "can run";
+  // In a wait, or woken to look again. A null address is a pause.
   auto offset = static_cast<const unsigned char*>(f.waiting.address) - b.shared;
-  bool in_shared = b.shared && offset >= 0 && offset < static_cast<ptrdiff_t>(b.shared_bytes);
-  if ((w.parked & bit) || ((w.polling & bit) && in_shared)) {
+  if (b.shared && f.waiting.address && offset >= 0 && offset < static_cast<ptrdiff_t>(b.shared_bytes)) {
     const MbarrierWord* word = word_of(static_cast<const uint64_t*>(f.waiting.address));
     return format("wait for the mbarrier at shared memory offset %d, parity %u, at ", int(offset),
                   f.waiting.parity) + place(f.waiting.site) +
            format(" (phase %d: %u of %u arrivals and %u bytes are missing)", int(word->phase),
                   unsigned(word->pending), unsigned(word->count), unsigned(word->bytes));
   }
-  if (w.polling & bit) {
-    if (!f.last_load) return "poll at " + place(f.waiting.site);
-    return "poll at " + place(f.waiting.site) +
-           format(" (last loaded %d from %p)", f.last_value,
-                  static_cast<const void*>(f.last_load));
-  }
-  if (!f.waiting.site.line) return "can run";
-  return "can run (last waited at " + place(f.waiting.site) + ")";
+  std::string text = "poll at " + place(f.waiting.site);
+  if (!f.last_load) return text;
+  return text + format(" (last loaded %d from %p)", f.last_value,
+                       static_cast<const void*>(f.last_load));
 }
 
 inline std::string describe(const Block& b) {

@@ -7,12 +7,12 @@
 #pragma once
 
 #include <sched.h>
-#include <time.h>
 
 #include <cstdarg>
 #include <cstdio>
 
 #include "copies.h"
+#include "doorbell.h"
 #include "fiber.h"
 
 namespace host {
@@ -41,7 +41,13 @@ struct Worker {
   bool tsan_per_warp = false;  // sanitize.h
   Random random;
   Copies copies;
-  uint64_t picks = 0, idle_passes = 0;
+  uint64_t picks = 0;
+  uint64_t progress = 0;       // barriers, collectives and phases completed
+  uint64_t progress_seen = 0;  // when nobody could run the last time
+  uint64_t idle_passes = 0;    // looks of those who poll since then
+  int64_t idle_since_ns = 0;
+  unsigned rings_seen = 0;  // when those who poll last looked
+  Doorbell* doorbell = nullptr;
   StopFlag* stop = nullptr;
   void (*entry)(void*) = nullptr;
   void* arguments = nullptr;
@@ -53,6 +59,7 @@ struct Worker {
   bool idle();
   void wake_waiting();
   void check_stuck_blocks();
+  void wait_for_others();
 };
 
 HOST_RUNTIME inline Worker* worker_of(const Fiber* f) { return f->block->worker; }
@@ -109,6 +116,7 @@ HOST_RUNTIME inline void yield_warp(Fiber* self) {
   vsnprintf(worker->message, sizeof worker->message, format, list);
   va_end(list);
   worker->code = code;
+  sync_release(&worker->finished);  // the worker reads the message
   worker->stop->set();
   Fiber* self = current;
   if (self != &worker->self) resume(self, &worker->self);
@@ -145,7 +153,6 @@ HOST_RUNTIME __attribute__((noinline)) inline Fiber* Worker::pick() {
       at = ready.next_after(at);
     }
     if (at >= 0) {
-      idle_passes = 0;
       uint32_t lanes = warps[at].ready;
       int first = shuffle ? random.below(WARP_SIZE) : 0;
       uint32_t later = lanes & (~uint32_t{0} << first);
@@ -163,17 +170,26 @@ HOST_RUNTIME inline bool Worker::idle() {
     return true;
   }
   if (live == 0) return false;
+  if (progress != progress_seen) idle_passes = 0;
+  progress_seen = progress;
   idle_passes++;
   if (waiting.next_after(0) < 0 || (idle_passes & 255) == 0) check_stuck_blocks();
-  // They wait for another worker. Stay on the core for a moment, then offer it, then sleep.
-  if (idle_passes > 20000) {
-    timespec pause{0, 50000};
-    nanosleep(&pause, nullptr);
-  } else if (idle_passes > 32) {
-    sched_yield();
-  }
+  wait_for_others();
   wake_waiting();
   return true;
+}
+
+// Stay on the core for a moment, offering it to others, then sleep.
+HOST_RUNTIME inline void Worker::wait_for_others() {
+  constexpr int64_t SPIN_NS = 30000;
+  int64_t now = nanoseconds();
+  if (idle_passes == 1) idle_since_ns = now;
+  if (HOST_TSAN || now - idle_since_ns < SPIN_NS) {
+    if (idle_passes > 8) sched_yield();
+  } else {
+    doorbell->sleep(rings_seen);
+  }
+  rings_seen = doorbell->rings.load(std::memory_order_relaxed);
 }
 
 HOST_RUNTIME inline void Worker::wake_waiting() {

@@ -48,6 +48,7 @@ HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collec
   w->arrived = 0;
   w->ready |= w->members;
   w->turn++;
+  w->block->worker->progress++;
   // A warp that only ever meets itself must not keep the others from running.
   if ((w->turn & 255) == 0 || w->shuffle) [[unlikely]] yield_warp(self);
 }

@@ -127,5 +127,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     width = max(len(check.name) for check in found)
     for check in found:
-        print(f"{'ok' if check.ok else '--'}  {check.name:{width}}  {' '.join(check.detail.split())}")
+        print(
+            f"{'ok' if check.ok else '--'}  {check.name:{width}}  {' '.join(check.detail.split())}"
+        )
     return 0

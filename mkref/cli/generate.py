@@ -26,7 +26,9 @@ def add_prompt(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     """`--prompt` and `--prompt-ids`."""
     prompt = parser.add_mutually_exclusive_group(required=required)
     prompt.add_argument("--prompt", metavar="TEXT", help="text to go on from")
-    prompt.add_argument("--prompt-ids", metavar="1,2,3", type=token_ids, help="the same as token ids")
+    prompt.add_argument(
+        "--prompt-ids", metavar="1,2,3", type=token_ids, help="the same as token ids"
+    )
 
 
 def prompt_of(options: argparse.Namespace, default: str | list[int] | None = None) -> Any:
@@ -107,6 +109,6 @@ def _print_text(engine: Engine, prompt: Any, settings: dict[str, Any]) -> None:
     ms = 1e3 * median(times[1:] or times)
     print(
         f"{len(times)} tokens, {ms:.2f} ms/token ({1e3 / ms:.1f} tokens/s) on {engine.machine.name}"
-        f"{'' if engine.machine.name == 'torch' else f' with {engine.plan.n_sm} SMs'}",
+        f"{'' if engine.machine.name == 'torch' else f' (n_sm = {engine.plan.n_sm})'}",
         file=sys.stderr,
     )

@@ -12,12 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.cli.arguments import add_json, add_machine, add_model, whole
-from mkref.errors import PlanError
+from mkref.errors import PlanError, RequestError
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
 
-__all__ = ["add_commands", "load_plan", "save_plan"]
+__all__ = ["CHECKED", "add_commands", "load_plan", "save_plan"]
+
+CHECKED = {
+    "words": "opcodes, ranges, operands that the geometry fixes, weights inside the packed array",
+    "counters": "as many arrivals as every wait asks for",
+    "coverage": "every row block, slot and vocabulary row has exactly one owner",
+    "release": "the loader gets the place of the experts back, and not too early",
+    "progress": "no cycle, list order included: the plan runs to its end",
+    "order": "every read after its writes, every reuse of memory after its last readers",
+    "buffers": "everything fits, for one sequence of the longest context at least",
+}
+"""What `mkref.plan.verify` proves; "buffers" needs to know the longest context."""
 
 
 def add_commands(commands: Any) -> None:
@@ -27,7 +38,7 @@ def add_commands(commands: Any) -> None:
     add_machine(parser)
     parser.add_argument("--rows", type=whole(1, 8), default=1, help="of the batch; default: 1")
     parser.add_argument(
-        "--tokens", metavar="N", type=whole(1), default=1024, help="in every row; default: 1024"
+        "--tokens", metavar="N", type=whole(1), help="in every row; default: 1024, or the context"
     )
     parser.add_argument("--out", metavar="FILE", help="write the plan itself, as JSON")
     add_json(parser, "the table")
@@ -75,8 +86,8 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         raise PlanError(f"plan: cannot write {path}: {error.strerror}") from error
 
 
-def _planned(options: argparse.Namespace) -> Plan:
-    """The plan for a model and a number of SMs."""
+def _planned(options: argparse.Namespace) -> tuple[Plan, int]:
+    """The plan for a model and a number of SMs, and the longest sequence that it is for."""
     from mkref.engine.load import load_geometry, sizes_for
     from mkref.machine import default_n_sm, resolve
     from mkref.plan.build import build_plan
@@ -85,38 +96,35 @@ def _planned(options: argparse.Namespace) -> Plan:
     sizes = sizes_for(config, options.context)
     # With --sms the machine does not matter, and need not run here.
     n_sm = options.sms or default_n_sm(resolve(options.machine))
-    return build_plan(
-        config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
-    )
+    plan = build_plan(config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages)
+    return plan, sizes.max_context
 
 
 def run_plan(options: argparse.Namespace) -> int:
     """Print the table, write the file."""
-    from mkref.cli.plan_table import Assumed, format_rows, op_rows
+    from mkref.cli.plan_table import format_rows, op_rows
 
-    plan = _planned(options)
-    assumed = Assumed.of(plan.config, options.rows, options.tokens)
-    rows = op_rows(plan, assumed)
+    plan, max_context = _planned(options)
+    tokens = min(1024, max_context) if options.tokens is None else options.tokens
+    if tokens > max_context:
+        raise RequestError(f"--tokens: {tokens}; must be at most {max_context}, the context")
+    rows = op_rows(plan, rows=options.rows, context=tokens)
     if options.out:
         save_plan(plan, options.out)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "n_sm": plan.n_sm,
-                    "tasks": plan.n_tasks,
-                    "counters": len(plan.counters),
-                    "rows": assumed.rows,
-                    "context": assumed.context,
-                    "experts_per_layer": assumed.experts,
-                    "ops": [row.to_dict() for row in rows],
-                }
-            )
-        )
+        report = {
+            "n_sm": plan.n_sm,
+            "tasks": plan.n_tasks,
+            "counters": len(plan.counters),
+            "rows": options.rows,
+            "context": tokens,
+            "ops": [row.to_dict() for row in rows[:-1]],
+        }
+        print(json.dumps(report))
         return 0
     print(
-        f"{plan.n_tasks:,} tasks on {plan.n_sm} SMs, {len(plan.counters):,} counters; bytes for "
-        f"{assumed.rows} rows of {assumed.context} tokens, {assumed.experts} experts a layer"
+        f"{plan.n_tasks:,} tasks on {plan.n_sm} SMs, {len(plan.counters):,} counters; "
+        f"bytes of a step with {options.rows} of 8 rows, {tokens:,} tokens in each"
     )
     print(format_rows(rows))
     if options.out:
@@ -128,6 +136,26 @@ def run_verify(options: argparse.Namespace) -> int:
     """Check; a plan that fails is a `PlanError`."""
     from mkref.plan.verify import verify
 
-    plan = load_plan(options.plan) if options.plan else _planned(options)
-    verify(plan)
+    if options.plan:
+        plan, max_context = load_plan(options.plan), options.context
+    else:
+        plan, max_context = _planned(options)
+    report = verify(plan, max_context)
+    checked = {name: what for name, what in CHECKED.items() if max_context or name != "buffers"}
+    if options.json:
+        sizes = {
+            "ok": True,
+            "n_sm": report.n_sm,
+            "tasks": report.n_tasks,
+            "counters": report.n_counters,
+            "tasks_per_op": report.tasks_per_op,
+            "max_context": max_context,
+            "checked": list(checked),
+        }
+        print(json.dumps(sizes))
+        return 0
+    print("\n".join(report.lines()))
+    print("checked:")
+    for name, what in checked.items():
+        print(f"  {name:9} {what}")
     return 0

@@ -5,8 +5,8 @@ token that was generated last. A sequence that ends gives its row to the next on
 the next step. A row's numbers do not depend on its neighbours or on its place, so neither does any
 answer.
 
-What it does not do: check requests (`mkref.engine.request`), preempt, or prefer anybody: first come,
-first served.
+What it does not do: check requests (`mkref.engine.request`), preempt, or prefer anybody: who comes
+first is served first.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import time
 from collections import deque
 from collections.abc import Sequence as SequenceOf
 from statistics import median
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from mkref.engine.kv import KvPages, KvSequence
 from mkref.engine.request import Completion, Request, Token
 from mkref.engine.text import Detokenizer, StopFilter
-from mkref.engine.tokenizer import Tokenizer
 from mkref.machine.base import Machine, StepInputs
 from mkref.plan.build import ROWS
+
+if TYPE_CHECKING:
+    from mkref.engine.kv import KvPages, KvSequence
+    from mkref.engine.tokenizer import Tokenizer
 
 __all__ = ["Batch", "Prefills", "Sequence"]
 

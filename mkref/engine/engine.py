@@ -12,9 +12,10 @@ What it does not do: run in several threads at a time, or keep anything between 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkref.config import NorthConfig, check_kernel_limits
 from mkref.engine.batch import Batch, Sequence
@@ -24,11 +25,13 @@ from mkref.engine.request import Completion, Prompt, Stop, Token, make_request, 
 from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
 from mkref.errors import MachineError, RequestError
 from mkref.machine import create, default_n_sm
-from mkref.machine.base import Machine
 from mkref.plan.build import MAX_SMS, Plan, build_plan
 from mkref.plan.verify import verify
 from mkref.weights.checkpoint import Checkpoint
-from mkref.weights.packed import PackedWeights
+
+if TYPE_CHECKING:
+    from mkref.machine.base import Machine
+    from mkref.weights.packed import PackedWeights
 
 __all__ = ["Engine"]
 
@@ -134,7 +137,7 @@ class Engine:
         plan = build_plan(
             config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
         )
-        verify(plan)
+        verify(plan, sizes.max_context)
         machine.load(plan, weights, sizes.max_context)
         return cls(plan, machine, sizes.max_context, tokenizer)
 
@@ -251,11 +254,6 @@ class Engine:
             eos_token_ids=self.config.eos_token_ids,
             max_context=self.max_context,
         )
-        if not self.kv.fits(request.n_tokens):
-            raise RequestError(
-                f"max_tokens: {request.max_tokens} with a prompt of {len(request.prompt)} need "
-                f"{self.kv.needs(request.n_tokens)[0]} KV pages; kv_pages is {self.kv.budget[0]}"
-            )
         return Sequence(request, self.tokenizer)
 
     def _events(self, sequence: Sequence) -> Iterator[Token]:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkref.config import NorthConfig
 from mkref.plan.build import PAGE
+
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
 
 __all__ = ["FULL", "KINDS", "SLIDING", "KvPages", "KvSequence", "pages_for", "window_pages"]
 
@@ -93,10 +96,6 @@ class KvPages:
         full = pages_for(n_tokens)
         sliding = min(full, window_pages(self.window))
         return (full if self.uses[FULL] else 0, sliding if self.uses[SLIDING] else 0)
-
-    def fits(self, n_tokens: int) -> bool:
-        """Could a sequence of `n_tokens` be opened if it were alone?"""
-        return all(need <= have for need, have in zip(self.needs(n_tokens), self.budget, strict=True))
 
     def free(self, kind: int) -> int:
         """Pages of a kind that nobody owns."""
@@ -174,9 +173,8 @@ class KvPages:
                 if entries.tolist() != list(range(sequence.begin[kind], sequence.end[kind])):
                     raise RuntimeError(f"kv: {name} entries {entries} are not one range")
                 if sequence.held(kind) > sequence.reserved[kind]:
-                    raise RuntimeError(
-                        f"kv: {sequence.held(kind)} {name} pages held, {sequence.reserved[kind]} reserved"
-                    )
+                    held, reserved = sequence.held(kind), sequence.reserved[kind]
+                    raise RuntimeError(f"kv: {held} {name} pages held, {reserved} reserved")
                 owned.update(sequence.table[kind, entries].tolist())
             twice = [page for page, n in owned.items() if n > 1]
             lost = set(range(self.budget[kind])) - owned.keys()
@@ -188,4 +186,6 @@ class KvPages:
                 )
             reserved = sum(sequence.reserved[kind] for sequence in self._live)
             if reserved != self._reserved[kind] or reserved > self.budget[kind]:
-                raise RuntimeError(f"kv: {self._reserved[kind]} {name} pages reserved, not {reserved}")
+                raise RuntimeError(
+                    f"kv: {self._reserved[kind]} {name} pages reserved, not {reserved}"
+                )

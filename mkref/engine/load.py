@@ -45,7 +45,8 @@ def model_folder(model: str | Path) -> Path:
     if model in GEOMETRIES:
         hint = "; of this model mkref knows the geometry only: give the folder with its checkpoint"
     raise CheckpointError(
-        f"model: {str(model)!r} is neither a folder nor a model that comes with mkref ({known}){hint}"
+        f"model: {str(model)!r} is neither a folder nor a model that comes with mkref "
+        f"({known}){hint}"
     )
 
 
@@ -79,7 +80,8 @@ def sizes_for(
     Args:
         config: of the model.
         max_context: tokens of prompt and answer; None: 4096, or what the model allows if less.
-        kv_pages: pages of 64 tokens in each full layer; None: enough for eight full contexts.
+        kv_pages: pages of 64 tokens in each full layer; None: enough for eight full contexts. With
+            less, requests may have to wait for one another.
 
     Raises:
         RequestError: out of range.
@@ -90,8 +92,8 @@ def sizes_for(
     max_context = whole_number("max_context", max_context, 2, most, "max_position_embeddings")
     pages = pages_for(max_context)
     if kv_pages is not None:
-        why = "eight sequences of max_context"
-        kv_pages = whole_number("kv_pages", kv_pages, 1, ROWS * pages, why)
+        why = "one to eight sequences of max_context"
+        kv_pages = whole_number("kv_pages", kv_pages, pages, ROWS * pages, why)
     sliding = ROWS * min(pages, window_pages(config.sliding_window))
     return Sizes(max_context, ROWS * pages if kv_pages is None else kv_pages, sliding)
 

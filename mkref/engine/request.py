@@ -12,12 +12,14 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mkref.engine.tokenizer import Tokenizer
 from mkref.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from mkref.engine.tokenizer import Tokenizer
 
 __all__ = ["Completion", "Prompt", "Request", "Stop", "Token", "make_request", "whole_number"]
 
@@ -159,7 +161,9 @@ def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) ->
         raise RequestError(f"prompt: {_show(prompt)}; must be text or a sequence of token ids")
     if not len(ids):
         raise RequestError("prompt: no tokens; a prompt has at least one")
-    return tuple(whole_number(f"prompt[{i}]", t, 0, vocab_size - 1, "vocabulary") for i, t in enumerate(ids))
+    return tuple(
+        whole_number(f"prompt[{i}]", t, 0, vocab_size - 1, "vocabulary") for i, t in enumerate(ids)
+    )
 
 
 def _temperature(value: Any) -> float:
@@ -169,7 +173,9 @@ def _temperature(value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if number != 0 and not low <= number <= high:
-        raise RequestError(f"temperature: {_show(value)}; must be 0 (greedy) or {low:g} to {high:g}")
+        raise RequestError(
+            f"temperature: {_show(value)}; must be 0 (greedy) or {low:g} to {high:g}"
+        )
     return number
 
 
@@ -182,8 +188,7 @@ def _stops(
         raise RequestError("stop: an empty string; must be text that is to end the answer")
     if texts and tokenizer is None:
         raise RequestError(
-            f"stop: {_show(texts[0])} is text, and this model has no tokenizer.json; "
-            "give token ids"
+            f"stop: {_show(texts[0])} is text, and this model has no tokenizer.json; give token ids"
         )
     ids = [s for s in given if not isinstance(s, str)]
     return frozenset(whole_number("stop", i, 0, vocab_size - 1, "vocabulary") for i in ids), texts

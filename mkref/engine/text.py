@@ -9,8 +9,10 @@ What it does not do: decide about tokens (`mkref.engine.batch` ends a sequence o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mkref.engine.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from mkref.engine.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer", "StopFilter"]
 

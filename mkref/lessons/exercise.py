@@ -18,7 +18,7 @@ from typing import Any
 __all__ = ["Answer", "Exercise", "Mistake", "Property", "WrongAnswerError", "expect"]
 
 Answer = Callable[..., Any]
-BLANK = "# Your code here.\n..."
+BLANK = "# Your code here."
 _MARKED = re.compile(r"^( *)# BEGIN SOLUTION\n(.*?)^ *# END SOLUTION\n", re.DOTALL | re.MULTILINE)
 
 

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
-from mkref.lessons.evidence import evidence
 from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
+from mkref.lessons.recorded import evidence
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.hardware import bandwidth
-from mkref.widgets.speed_of_light.model import speed_of_light
+from mkref.widgets.light.model import speed_of_light
 
 __all__ = ["EXERCISES", "engines", "fields_of", "kv_bytes"]
 
@@ -164,6 +164,6 @@ def engines(context: int = 8192, batch: int = 1) -> Figure:
         rows.append((who, f"{speed:.1f}", f"{share:.1%}", row["label"], row["note"]))
     said = "; ".join(f"{row[0]} {row[2]}" for row in rows)
     sentence = f"Share of the bound of its own GPU, batch {batch}, context {context}: {said}."
-    chart = bar_chart(bars, title=sentence, head="share of the speed of light")
+    chart = bar_chart(bars, title=sentence, head="share of the speed of light", full=1.0)
     heads = ("engine", "tokens per second", "share of the bound", "label", "what it is")
     return Figure(chart, sentence, Table(heads, tuple(rows)))

@@ -70,7 +70,7 @@ def available() -> list[Availability]:
 
 
 def resolve(name: str) -> str:
-    """The machine that `name` means here: "auto" is cuda if it can run, else host, else interpreter.
+    """The machine that `name` means here; "auto" is the first of cuda, host, interpreter that runs.
 
     Raises:
         MachineError: unknown name, or a machine that cannot run here.

@@ -108,7 +108,7 @@ class TorchMachine(Machine):
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            torch.empty(0, device=device)
+            torch.empty(1, device=device)
         except (AssertionError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise MachineError(
@@ -116,6 +116,8 @@ class TorchMachine(Machine):
             ) from error
         if dtype not in ("float32", "float64", "bfloat16"):
             raise MachineError(f"dtype: {dtype!r}; must be float32, float64 or bfloat16")
+        if numerics not in ("plain", "contract"):
+            raise MachineError(f"numerics: {numerics!r}; must be plain or contract")
         self.device = device
         self.numerics: Literal["plain", "contract"] = numerics
         self.dtype: torch.dtype = getattr(torch, dtype)

@@ -63,7 +63,8 @@ def check_words(table: TaskTable) -> Iterator[str]:
             wrong = (first < 0) | (count < (op != Op.HEAD)) | (first + count > blocks)
             unit = f"row blocks {{}}..{{}} are not a range within 0..{blocks - 1}"
         else:
-            wrong = (first < 0) | (first >= count)
+            slots = count if op != Op.SAMPLE else 1
+            wrong = (first < 0) | (first >= count) | (count != slots)
             unit = "slot {} of {} does not exist"
         for record in mine[wrong]:
             a, n = table["first"][record], table["count"][record]

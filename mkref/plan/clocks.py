@@ -32,6 +32,9 @@ __all__ = ["Clocks", "run_clocks"]
 
 Clock = npt.NDArray[np.int32]
 
+SHOWN = 4
+"""Links of a circle of waits that the error names."""
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -132,27 +135,42 @@ def run_clocks(table: TaskTable) -> Clocks:
     """Run the plan once.
 
     Raises:
-        PlanError: it cannot finish: some SMs wait for each other. Names the first of them.
+        PlanError: it cannot finish, some SMs wait for each other; names the circle.
     """
     run = _Run(table)
     awake = list(range(table.plan.n_sm))
     while awake:
         awake += run.advance(awake.pop())
-    stuck = [sm for sm in range(table.plan.n_sm) if run.at[sm] < run.end[sm]]
-    if stuck:
-        raise PlanError(f"plan: {_why_stuck(run, stuck)}")
+    for sm in range(table.plan.n_sm):
+        if run.at[sm] < run.end[sm]:
+            raise PlanError(f"plan: {_cycle(run, sm)}")
     found = [run.found[record] for record in run.finders.tolist()]
     loader = np.array(found, dtype=np.int32).reshape(len(found), table.plan.n_sm)
     return Clocks(run.start, loader, run.finders)
 
 
-def _why_stuck(run: _Run, stuck: list[int]) -> str:
-    record = run.at[stuck[0]]
-    lack = run.blocked_by(record)
-    assert lack is not None, "an SM stops only where something lacks"
-    counter, want = lack
-    rest = f"; {len(stuck)} of {run.table.plan.n_sm} SMs never finish" if len(stuck) > 1 else ""
-    return (
-        f"{run.table.place(record)} waits for ever: {run.table.counter(counter)} "
-        f"gets {run.arrived[counter]} arrivals before it, {want} are wanted{rest}"
-    )
+def _cycle(run: _Run, sm: int) -> str:
+    """Who waits for whom, followed from one SM until it repeats: only the circle itself."""
+    seen: list[int] = []
+    links: list[str] = []
+    while sm not in seen:
+        record = run.at[sm]
+        lack = run.blocked_by(record)
+        assert lack is not None, "an SM stops only where something lacks"
+        counter, want = lack
+        signals = np.flatnonzero(run.table["signal"] == counter)
+        ahead = signals[run.table.at[signals] >= _positions(run)[run.table.sm[signals]]]
+        seen.append(sm)
+        links.append(
+            f"{run.table.place(record)} waits for ever: {run.table.counter(counter)} gets "
+            f"{run.arrived[counter]} of {want} arrivals, the next from {run.table.place(ahead[0])}"
+        )
+        sm = int(run.table.sm[ahead[0]])
+    circle = links[seen.index(sm) :]
+    more = [f"and {len(circle) - SHOWN} more"] if len(circle) > SHOWN else []
+    return "; ".join([*circle[:SHOWN], *more])
+
+
+def _positions(run: _Run) -> Ints:
+    """Where every SM stopped in its list."""
+    return np.array(run.at) - run.table.offsets[:-1]

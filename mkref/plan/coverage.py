@@ -33,7 +33,7 @@ def check_coverage(table: TaskTable) -> Iterator[str]:
     yield from _cover_entries(table, heads, table["index"][heads], len(heads), "slot of the bests")
     samples = np.flatnonzero(table["op"] == Op.SAMPLE)
     if len(samples) != 1:
-        yield f"plan: {len(samples)} SAMPLE tasks, there must be one"
+        yield f"{len(samples)} SAMPLE tasks, there must be one"
     for record in samples[table["index"][samples] != len(heads)]:
         yield (
             f"{table.place(record)}: reads {table['index'][record]} slots of the bests, "

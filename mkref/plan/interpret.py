@@ -140,10 +140,11 @@ class Interpreter:
         now = time.perf_counter_ns()
         starts = zip(self.offsets, self.offsets[1:], strict=False)
         running = [_Sm(i, at, end, taken_ns=now) for i, (at, end) in enumerate(starts)]
-        while running := [sm for sm in running if sm.at < sm.end]:
-            # A random draw may miss the only SM that can go on: then all are asked.
-            if not self._round(self._draw(running), step) and not self._round(running, step):
-                raise self._stuck(running[0], step)
+        with np.errstate(all="ignore"):  # infinity and NaN go their way, as in the kernel
+            while running := [sm for sm in running if sm.at < sm.end]:
+                # A random draw may miss the only SM that can go on: then all are asked.
+                if not self._round(self._draw(running), step) and not self._round(running, step):
+                    raise self._stuck(running[0], step)
         if step.not_finite is not None:
             row, token = step.not_finite
             self.buffers["status"][:6] = (NOT_FINITE, 0, len(self.tasks) - 1, row, token, 0)

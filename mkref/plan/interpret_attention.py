@@ -118,9 +118,8 @@ def _page(
     scores = chain(zeros, keys, q) * score_scale(s.config.head_dim)
     scores = np.where(visible[:, None, :], scores, MINUS_INF)
     top = np.fmax(m, np.fmax.reduce(scores, axis=2))
-    with np.errstate(invalid="ignore"):  # -inf - -inf happens where the scores were NaN
-        p = to_bf16(exp2(scores - top[:, :, None]))
-        scale = exp2(m - top)
+    p = to_bf16(exp2(scores - top[:, :, None]))
+    scale = exp2(m - top)
     total = total * scale + _sum_probabilities(p)
     out = chain(out * scale[:, :, None], values, np.ascontiguousarray(p.swapaxes(1, 2)))
     return top, total, out
@@ -178,11 +177,9 @@ def merge(s: Step, task: Task) -> None:
     for k in chunks:
         top = np.fmax(top, ml[k][:, 0])
     total, o = np.zeros(len(i), dtype=F32), np.zeros(len(i), dtype=F32)
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        for k in chunks:
-            w = exp2(ml[k][:, 0] - top)
-            has = k < n_chunks
-            total = np.where(has, total + ml[k][:, 1] * w, total)
-            o = np.where(has, o + b["part_o"][(*part, k, in_group, dim)] * w, o)
-        words = to_bf16(o / total)
-    b["attn"][out // 16, row, B_ORDER[out % 16]] = words
+    for k in chunks:
+        w = exp2(ml[k][:, 0] - top)
+        has = k < n_chunks
+        total = np.where(has, total + ml[k][:, 1] * w, total)
+        o = np.where(has, o + b["part_o"][(*part, k, in_group, dim)] * w, o)
+    b["attn"][out // 16, row, B_ORDER[out % 16]] = to_bf16(o / total)

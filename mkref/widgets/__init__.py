@@ -39,12 +39,12 @@ def speed_of_light(
         A widget, or a `Figure` where ipywidgets is not installed.
     """
     from mkref.widgets.hardware import bandwidth
-    from mkref.widgets.speed_of_light.model import speed_of_light as model
-    from mkref.widgets.speed_of_light.render import figure
+    from mkref.widgets.light.model import speed_of_light as model
+    from mkref.widgets.light.render import figure
 
     chosen = bandwidth(gpu)
     try:
-        from mkref.widgets.speed_of_light.widget import SpeedOfLightWidget
+        from mkref.widgets.light.widget import SpeedOfLightWidget
     except ImportError:
         return figure(model(config, context=context, batch=batch), chosen, name)
     return SpeedOfLightWidget(config, name=name, context=context, batch=batch, gpu=gpu)
@@ -60,11 +60,11 @@ def sm_timeline(trace: Trace, *, title: str = "") -> Any:
     Returns:
         A widget, or a `Figure` where anywidget is not installed.
     """
-    from mkref.widgets.sm_timeline.model import timeline
-    from mkref.widgets.sm_timeline.render import figure
+    from mkref.widgets.timeline.model import timeline
+    from mkref.widgets.timeline.render import figure
 
     try:
-        from mkref.widgets.sm_timeline.widget import SmTimelineWidget
+        from mkref.widgets.timeline.widget import SmTimelineWidget
     except ImportError:
         return figure(timeline(trace), title)
     return SmTimelineWidget(trace, title)

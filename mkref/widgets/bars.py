@@ -32,6 +32,7 @@ def bar_chart(
     head: str,
     notes: Sequence[str] = (),
     foot: tuple[str, str] | None = None,
+    full: float | None = None,
 ) -> str:
     """An SVG document.
 
@@ -41,19 +42,23 @@ def bar_chart(
         head: the large line at the top left.
         notes: up to two lines at the top right.
         foot: name and text of a last line without a bar.
+        full: a value that every bar is seen against, drawn as an empty frame.
     """
     left = 24 + 7 * max(len(bar.name) for bar in bars)  # 7 pixels a letter
     svg = Svg(WIDTH, TOP + ROW * (len(bars) + (foot is not None)) + BOTTOM, title)
     svg.text(16, 28, head, size=20, bold=True)
     for i, note in enumerate(notes[:2]):
         svg.text(WIDTH - 16, 22 + 18 * i, note, anchor="end")
-    largest = max(bar.value for bar in bars) or 1
+    largest = max(*(bar.value for bar in bars), full or 0) or 1
+    frame = (WIDTH - RIGHT - left) * (full or 0) / largest
     for i, bar in enumerate(bars):
         y = TOP + i * ROW
         width = max((WIDTH - RIGHT - left) * bar.value / largest, 1.0)
         svg.text(left - 10, y + 16, bar.name, anchor="end")
+        if full is not None:
+            svg.rect(left, y + 3, frame, ROW - 8, "none", stroke=OUTLINE)
         svg.rect(left, y + 3, width, ROW - 8, svg.fill(bar.color, bar.pattern), stroke=OUTLINE)
-        svg.text(left + width + 8, y + 16, bar.text)
+        svg.text(left + max(width, frame) + 8, y + 16, bar.text)
     if foot is not None:
         y = TOP + ROW * len(bars) + 6
         svg.rect(left, y, WIDTH - left - 16, 1, GRID)

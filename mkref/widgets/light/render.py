@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mkref.widgets.hardware import Bandwidth
-    from mkref.widgets.speed_of_light.model import SpeedOfLight
+    from mkref.widgets.light.model import SpeedOfLight
 
 __all__ = ["batches", "figure"]
 

@@ -13,7 +13,7 @@ from mkref.widgets.svg import Svg, rect_path
 
 if TYPE_CHECKING:
     from mkref.trace.events import Event
-    from mkref.widgets.sm_timeline.model import Timeline
+    from mkref.widgets.timeline.model import Timeline
 
 __all__ = ["figure", "ticks"]
 

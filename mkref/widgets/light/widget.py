@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets
 
 from mkref.widgets.hardware import BANDWIDTHS, Bandwidth, bandwidth
-from mkref.widgets.speed_of_light.model import speed_of_light
-from mkref.widgets.speed_of_light.render import context_text, figure
+from mkref.widgets.light.model import speed_of_light
+from mkref.widgets.light.render import context_text, figure
 
 if TYPE_CHECKING:
     from mkref.config import NorthConfig

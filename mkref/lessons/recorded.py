@@ -9,11 +9,15 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkref.errors import RequestError
+from mkref.trace.storage import load_trace
 
-__all__ = ["data_folder", "evidence"]
+if TYPE_CHECKING:
+    from mkref.trace.events import Trace
+
+__all__ = ["data_folder", "evidence", "recorded_trace"]
 
 
 def data_folder() -> Path:
@@ -48,3 +52,18 @@ def evidence(name: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not data.get("provenance"):
         raise RequestError(f"data: {name} does not say under 'provenance' where it comes from")
     return data
+
+
+def recorded_trace(*names: str) -> Trace:
+    """The first of the named recordings that is there.
+
+    Args:
+        names: file names below `notebooks/data/`, the wanted one first.
+
+    Raises:
+        RequestError: none of them is there.
+    """
+    for name in names:
+        if (data_folder() / name).is_file():
+            return load_trace(data_folder() / name)
+    raise RequestError(f"data: none of {', '.join(names)} in notebooks/data")

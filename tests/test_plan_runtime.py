@@ -1,0 +1,103 @@
+"""What tasks find out at run time: chunks, experts, shares; against loops that are hard to misread."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mkref.plan import Op, Task
+from mkref.plan.runtime import attention_items, dense_route, find_experts, segments
+from mkref.reference.sampling import router_scores
+from tests.decode import small_config
+
+
+def items_by_loops(positions: list[int], window: int, heads: int) -> list[tuple[int, ...]]:
+    """(row, head, chunk, first key, last key, first page, last page) in the kernel's order."""
+    out = []
+    for row, last in enumerate(positions):
+        first = last - window + 1 if window and last >= window else 0
+        for chunk in range(first // 128, last // 128 + 1):
+            pages = [p for p in (2 * chunk, 2 * chunk + 1) if first // 64 <= p <= last // 64]
+            for head in range(heads):
+                item = (row, head, chunk - first // 128, first, last, pages[0], pages[-1])
+                out.append(item)
+    return out
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 64, 70, 128, 200])
+@pytest.mark.parametrize("n_slots", [1, 3, 50])
+def test_attention_items(window: int, n_slots: int) -> None:
+    """All slots together have every chunk once, dealt in turn."""
+    positions = [0, 63, 64, 127, 128, 300, 69, 70]
+    expected = items_by_loops(positions, window, 3)
+    for slot in range(n_slots):
+        task = Task(Op.ATTENTION, 0, slot, n_slots)
+        items = attention_items(np.array(positions), window, 3, task)
+        got = list(zip(*(vars(items)[name].tolist() for name in vars(items)), strict=True))
+        assert expected[slot::n_slots] == got
+
+
+def test_every_page_of_an_item_has_a_visible_key() -> None:
+    """Otherwise a page's maximum would be -inf and the softmax undefined."""
+    rng = np.random.default_rng(0)
+    for window in rng.integers(0, 300, 50).tolist():
+        positions = rng.integers(0, 1000, 8)
+        items = attention_items(positions, window, 1, Task(Op.ATTENTION, 0, 0, 1))
+        assert np.all(items.first_page <= items.last_page)
+        assert np.all(items.last_page * 64 <= items.last_key)
+        assert np.all(items.first_page * 64 + 63 >= items.first_key)
+        assert np.all(items.last_page - items.first_page <= 1)
+
+
+@pytest.mark.parametrize("norm_topk_prob", [False, True])
+def test_experts_are_those_of_the_reference(norm_topk_prob: bool) -> None:
+    """Same experts and scores as `router_scores`; the union is ascending; idle rows choose none."""
+    config = small_config(norm_topk_prob=norm_topk_prob)
+    logits = np.random.default_rng(1).standard_normal((5, 12)).astype(np.float32)
+    logits[2] = 0.5  # ties: the lowest ids
+    route = find_experts(4, logits, config)
+    ids, scores = router_scores(logits, 3, norm_topk_prob)
+    assert route.layer == 4
+    assert [0, 1, 2] == ids[2].tolist()
+    assert np.array_equal(scores, route.scores[ids, np.arange(5)[:, None]])
+    assert 5 * 3 == np.count_nonzero(route.scores)
+    assert sorted(set(ids.ravel().tolist())) == list(route.experts)
+    assert not route.scores[:, 5:].any()
+
+
+def test_a_nan_loses_against_every_number() -> None:
+    """Also against -inf; a row of NaN takes the lowest ids."""
+    config = small_config()
+    logits = np.full((2, 12), np.nan, dtype=np.float32)
+    logits[0, 9:] = -np.inf
+    with np.errstate(all="ignore"):
+        route = find_experts(0, logits, config)
+    assert [9, 10, 11] == np.flatnonzero(route.scores[:, 0]).tolist()
+    assert [0, 1, 2] == np.flatnonzero(route.scores[:, 1]).tolist()
+
+
+def test_a_dense_layer_is_one_expert_with_score_one() -> None:
+    """For all eight rows."""
+    route = dense_route(3)
+    assert (3, (0,), np.ones((1, 8)).tolist()) == (
+        route.layer,
+        route.experts,
+        route.scores.tolist(),
+    )
+
+
+@pytest.mark.parametrize("n_active", [1, 3, 64])
+@pytest.mark.parametrize("n_slots", [1, 4, 7, 132])
+def test_segments_cover_all_active_experts_once(n_active: int, n_slots: int) -> None:
+    """In order, and as even as granules allow."""
+    task = Task(Op.GATE_UP, 0, 0, n_slots, blocks=6)
+    seen, sizes = [], []
+    for slot in range(n_slots):
+        parts = list(segments(replace(task, first=slot), n_active))
+        sizes.append(sum(part.count for part in parts))
+        for part in parts:
+            seen += [(part.active, g) for g in range(part.first, part.first + part.count)]
+    assert [(a, g) for a in range(n_active) for g in range(6)] == seen
+    assert max(sizes) - min(sizes) <= 1
