@@ -37,27 +37,37 @@ def _run(*command: str) -> str:
 
 
 def provenance() -> dict[str, str]:
-    """A record of this machine, these sources and this command."""
-    import cupy
+    """A record of this machine, these sources and this command; of the GPU if there is one."""
     import numpy
     import torch
 
-    gpu = cupy.cuda.runtime.getDeviceProperties(0)
     return {
-        "gpu": gpu["name"].decode(),
-        "sms": str(gpu["multiProcessorCount"]),
-        "memory_gb": f"{gpu['totalGlobalMem'] / 1e9:.1f}",
-        "driver": _run(
-            "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
-        ).splitlines()[0],
-        "cuda_runtime": str(cupy.cuda.runtime.runtimeGetVersion()),
-        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        **_gpu(),
         "python": platform.python_version(),
-        "cupy": cupy.__version__,
+        "processor": platform.machine(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "commit": _run("git", "rev-parse", "HEAD"),
         "sources": source_hash(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
+    }
+
+
+def _gpu() -> dict[str, str]:
+    try:
+        import cupy
+
+        gpu = cupy.cuda.runtime.getDeviceProperties(0)
+    except Exception:  # no CuPy, no driver, no GPU: CuPy has its own error for each
+        return {"gpu": "none"}
+    driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return {
+        "gpu": gpu["name"].decode(),
+        "sms": str(gpu["multiProcessorCount"]),
+        "memory_gb": f"{gpu['totalGlobalMem'] / 1e9:.1f}",
+        "driver": driver.splitlines()[0],
+        "cuda_runtime": str(cupy.cuda.runtime.runtimeGetVersion()),
+        "nvrtc": ".".join(map(str, cupy.cuda.nvrtc.getVersion())),
+        "cupy": cupy.__version__,
     }

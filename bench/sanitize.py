@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.provenance import provenance  # noqa: E402
+from bench.provenance import provenance
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 STEPS = 3

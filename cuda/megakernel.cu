@@ -180,9 +180,15 @@ __device__ __forceinline__ float bf16_to_float(uint16_t v) {
 }
 
 __device__ __forceinline__ uint16_t float_to_bf16(float v) {
+#ifdef __CUDACC__
+  uint16_t u;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(u) : "f"(v));  // NaN becomes 0x7fff
+  return u;
+#else
   const uint32_t u = __float_as_uint(v);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;  // NaN stays NaN
+  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
   return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
 }
 
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
@@ -326,9 +332,10 @@ struct Context {
   const Params& p;
   Shared& s;
   int thread, warp, lane, group,
-      quad;        // group = lane / 4 and quad = lane % 4: row and column of a fragment
-  int task = 0;    // record that is being worked on
-  int buffer = 0;  // of Shared::partial
+      quad;         // group = lane / 4 and quad = lane % 4: row and column of a fragment
+  int task = 0;     // record that is being worked on
+  int buffer = 0;   // of Shared::partial
+  int normed = -1;  // layer whose normed x is in Shared::activation
   bool stopped = false;
   RingPosition ring;
 };
@@ -413,7 +420,8 @@ __device__ __forceinline__ void consumers_sync() {
 
 // First granule of a slot's share; `mkref/plan/share.py` is the same function.
 __device__ __forceinline__ int share(int total, int n_slots, int slot) {
-  return (int)((long long)total * slot / n_slots);
+  return (int)((unsigned)total * (unsigned)slot /
+               (unsigned)n_slots);  // < 2^22 granules, 2^10 slots
 }
 
 // The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions,
@@ -502,10 +510,12 @@ __device__ void find_experts(Context& c) {
 #pragma unroll 1
     for (int k = 0; k < TOP_K; k++) {
       uint64_t best = 0;
+#pragma unroll 1
       for (int e = c.lane, q = 0; e < N_EXPERTS; e += 32, q++) {
         const uint64_t key = route_key(logits[e], e);
         if (!(taken >> q & 1) && key > best) best = key;
       }
+#pragma unroll 1
       for (int x = 16; x > 0; x >>= 1) {
         const uint64_t other = __shfl_xor_sync(ALL, best, x);
         if (other > best) best = other;
@@ -668,27 +678,63 @@ struct Reader {
     return (const uint4*)c.s.ring[c.ring.slot] + i % STAGE_TILES * LANES + c.lane;
   }
   // Also a warp without a tile of its own must let go of the stages that the others are done with.
+  // The run must be passed before it is closed.
   __device__ __forceinline__ void pass(int n_tiles) { tile(n_tiles - 1); }
-  __device__ __forceinline__ void close(int n_tiles) {
-    pass(n_tiles);
-    release();
-  }
+  __device__ __forceinline__ void close() { release(); }
 };
 
 // This warp's part of a 16 x 8 output block of depth k_tiles: tiles warp, warp + 8, ... chained in
 // ascending order. `first` is the block's first tile in the run, `b` its activations in B order.
-// Rows without a request are zeros.
-__device__ __forceinline__ void chain(Context& c, Reader& reader, int first, int k_tiles,
-                                      const uint2* b, float (&acc)[4]) {
-  acc[0] = acc[1] = acc[2] = acc[3] = 0.0f;
+// Rows without a request are zeros. One copy of the code for all products, so everything goes in
+// and out by value: the context would otherwise live in memory.
+struct Chain {
+  float acc[4];
+  RingPosition ring;
+  int held;
+  bool stopped;
+};
+__device__ __noinline__ Chain chain_tiles(Context c, int held, int first, int k_tiles,
+                                          const uint2* b) {
+  Reader reader{c, held};
+  float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  const bool active = c.group < c.p.rows;
+  b += c.lane;
+  // Eight tiles of this warp span up to 64 tiles of the run. Where those lie in one stage, all loads
+  // go out before the first product: the activations may come from L2, a microsecond away.
+  constexpr int BATCH = 8, SPAN = BATCH * CONSUMERS;
 #pragma unroll 1
-  for (int kt = c.warp; kt < k_tiles; kt += CONSUMERS) {
-    const uint4 a = *reader.tile(first + kt);
-    uint2 x = {0u, 0u};
-    if (c.group < c.p.rows) x = b[kt * LANES + c.lane];
-    ptx::mma_m16n8k16(acc, a, x);
+  for (int at = c.warp; at < k_tiles; at += SPAN) {
+    const int end = at + SPAN < k_tiles ? at + SPAN : k_tiles;
+    if ((first + at) / STAGE_TILES == (first + end - 1) / STAGE_TILES) {
+      uint2 x[BATCH];
+#pragma unroll
+      for (int i = 0; i < BATCH; i++) {
+        x[i] = uint2{0u, 0u};
+        if (active && at + i * CONSUMERS < end) x[i] = b[(at + i * CONSUMERS) * LANES];
+      }
+      const uint4* tiles = reader.tile(first + at);
+#pragma unroll
+      for (int i = 0; i < BATCH; i++)
+        if (at + i * CONSUMERS < end) ptx::mma_m16n8k16(acc, tiles[i * CONSUMERS * LANES], x[i]);
+    } else {
+#pragma unroll 1
+      for (int kt = at; kt < end; kt += CONSUMERS) {
+        uint2 x = {0u, 0u};
+        if (active) x = b[kt * LANES];
+        ptx::mma_m16n8k16(acc, *reader.tile(first + kt), x);
+      }
+    }
   }
   reader.pass(first + k_tiles);
+  return Chain{{acc[0], acc[1], acc[2], acc[3]}, c.ring, reader.held, c.stopped};
+}
+__device__ __forceinline__ Chain chain(Context& c, Reader& reader, int first, int k_tiles,
+                                       const uint2* b) {
+  const Chain done = chain_tiles(c, reader.held, first, k_tiles, b);
+  c.ring = done.ring;
+  c.stopped = done.stopped;
+  reader.held = done.held;
+  return done;
 }
 
 // Show this warp's 16 x 8 sums to the other warps; after it, `total` adds the eight of one element.
@@ -715,12 +761,10 @@ __device__ __forceinline__ void project(Context& c, int n_blocks, int k_tiles, c
   Reader reader{c};
 #pragma unroll 1
   for (int block = 0; block < n_blocks; block++) {
-    float acc[4];
-    chain(c, reader, block * k_tiles, k_tiles, b, acc);
-    exchange(c, acc);
+    exchange(c, chain(c, reader, block * k_tiles, k_tiles, b).acc);
     finish(block);
   }
-  reader.close(n_blocks * k_tiles);
+  reader.close();
 }
 
 // RMSNorm of x with the layer's gamma, into shared memory in B order. Every SM does it for itself:
@@ -750,6 +794,13 @@ __device__ __noinline__ void load_normed(const Params& p, Shared& s, int thread,
   consumers_sync();  // activations of all threads
 }
 
+// x does not change within a layer: its second product finds the activations in place.
+__device__ __forceinline__ void need_normed(Context& c, int layer) {
+  if (c.normed == layer) return;
+  load_normed(c.p, c.s, c.thread, layer);
+  c.normed = layer;
+}
+
 // ---- 9 the ten tasks ---------------------------------------------------------------------------
 
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
@@ -765,7 +816,7 @@ __device__ void embed(Context& c, const Task& task) {
 }
 
 __device__ void router(Context& c, const Task& task) {
-  load_normed(c.p, c.s, c.thread, task.layer);
+  need_normed(c, task.layer);
   project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
     const int r = c.thread / ROWS, row = c.thread % ROWS, expert = (task.first + block) * 16 + r;
     if (r < 16 && expert < N_EXPERTS && row < c.p.rows)
@@ -776,7 +827,7 @@ __device__ void router(Context& c, const Task& task) {
 // q in the B order of the attention products; k and v as plain vectors, which `append_kv` puts into
 // their page.
 __device__ void qkv(Context& c, const Task& task) {
-  load_normed(c.p, c.s, c.thread, task.layer);
+  need_normed(c, task.layer);
   project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
     const int r = c.thread / ROWS, row = c.thread % ROWS,
               out = (task.first + block) * 16 + r;  // row of [q; k; v]
@@ -851,40 +902,34 @@ __device__ __forceinline__ void score_keys(Context& c, Reader& reader, const Att
 __device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const AttentionItem& item,
                                              int page, int buffer, float& m, float& l,
                                              float (&o)[4]) {
-  float s[KEY_TILES * 4], top = m;
+  // This lane's keys in a key tile: 2t, 2t + 1, 2t + 8, 2t + 9.
+  const float (*scores)[ROWS] = c.s.scores[buffer] + 2 * c.quad;
+  float top = m;
 #pragma unroll
-  for (int i = 0; i < KEY_TILES * 4; i++) {
-    const int key = i / 4 * 16 + 2 * c.quad + (i & 1) +
-                    (i & 2) * 4;  // 2t, 2t + 1, 2t + 8, 2t + 9 of each key tile
-    s[i] = c.s.scores[buffer][key][c.group];
-    top = fmaxf(top, s[i]);
-  }
+  for (int i = 0; i < KEY_TILES * 4; i++)
+    top = fmaxf(top, scores[i / 4 * 16 + (i & 1) + (i & 2) * 4][c.group]);
   top = fmaxf(top, __shfl_xor_sync(ALL, top, 1));
   top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
-  float sum = 0.0f;
-  uint32_t p[KEY_TILES * 2];
-#pragma unroll
-  for (int i = 0; i < KEY_TILES * 2; i++) {
-    p[i] = pack_bf16(exp2_(s[2 * i] - top), exp2_(s[2 * i + 1] - top));
-    sum = sum + bf16_to_float((uint16_t)p[i]);
-    sum = sum + bf16_to_float((uint16_t)(p[i] >> 16));
-  }
-  sum = sum + __shfl_xor_sync(ALL, sum, 1);
-  sum = sum + __shfl_xor_sync(ALL, sum, 2);
   const float scale = exp2_(m - top);
-  l = l * scale + sum;
   m = top;
-  const float scale0 = __shfl_sync(ALL, scale, 8 * c.quad),
-              scale1 = __shfl_sync(ALL, scale, 8 * c.quad + 4);
+  const float scale0 = __shfl_sync(ALL, scale, 8 * c.quad);
+  const float scale1 = __shfl_sync(ALL, scale, 8 * c.quad + 4);
   o[0] = o[0] * scale0;
   o[1] = o[1] * scale1;
   o[2] = o[2] * scale0;
   o[3] = o[3] * scale1;
+  float sum = 0.0f;
   const int now = item.range.last - page * PAGE;
   const uint16_t* v_new = c.p.v_new + item.row * KV_WIDTH + item.head * HEAD_DIM + c.warp * 16;
   const uint4* tiles = reader.tile(KEY_TILES * DIM_TILES + c.warp * KEY_TILES);
-#pragma unroll
-  for (int j = 0; j < KEY_TILES; j++) {
+#pragma unroll 1
+  for (int j = 0; j < KEY_TILES; j++, scores += 16) {
+    const uint2 p = {pack_bf16(exp2_(scores[0][c.group] - top), exp2_(scores[1][c.group] - top)),
+                     pack_bf16(exp2_(scores[8][c.group] - top), exp2_(scores[9][c.group] - top))};
+    sum = sum + bf16_to_float((uint16_t)p.x);
+    sum = sum + bf16_to_float((uint16_t)(p.x >> 16));
+    sum = sum + bf16_to_float((uint16_t)p.y);
+    sum = sum + bf16_to_float((uint16_t)(p.y >> 16));
     uint4 a = tiles[j * LANES];
     if (now < PAGE) {
       const int key = j * 16 + 2 * c.quad;
@@ -893,8 +938,11 @@ __device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const A
       a.z = patch_values(a.z, key + 8, now, v_new[c.group]);
       a.w = patch_values(a.w, key + 8, now, v_new[c.group + 8]);
     }
-    ptx::mma_m16n8k16(o, a, uint2{p[2 * j], p[2 * j + 1]});
+    ptx::mma_m16n8k16(o, a, p);
   }
+  sum = sum + __shfl_xor_sync(ALL, sum, 1);
+  sum = sum + __shfl_xor_sync(ALL, sum, 2);
+  l = l * scale + sum;
 }
 
 // One chunk of one KV head: warps 0-3 score 16 keys each; then each warp that owns a tile of
@@ -909,7 +957,8 @@ __device__ void attention_chunk(Context& c, const AttentionItem& item, int& buff
     reader.pass(PAGE_TILES / 2);
     consumers_sync();  // writers above, readers below
     if (c.warp < DIM_TILES) weigh_values(c, reader, item, page, buffer, m, l, o);
-    reader.close(PAGE_TILES);
+    reader.pass(PAGE_TILES);
+    reader.close();
   }
   // The chunk's result: output before division, maximum and sum.
   const long long part =
@@ -948,23 +997,43 @@ __device__ void attention(Context& c, const Task& task) {
 }
 
 // Attention output from the results of the chunks, in ascending order; in B order for the output
-// projection.
+// projection. A warp makes 32 outputs of one head; for 32 chunks at a time its lanes hold one weight
+// each, so that every output costs one load and one addition per chunk.
 __device__ void merge(Context& c, const Task& task) {
+  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
 #pragma unroll 1
-  for (int i = task.first * CONSUMERS * 32 + c.thread; i < c.p.rows * Q_WIDTH;
-       i += task.count * CONSUMERS * 32) {
-    const int row = i / Q_WIDTH, out = i % Q_WIDTH, head = out / HEAD_DIM, dim = out % HEAD_DIM;
-    const int n_chunks = key_range(c.p, row, task.window).n_chunks;
-    const long long part = ((long long)row * N_KV_HEADS + head / GROUP) * c.p.max_chunks * ROWS +
-                           head % GROUP;  // of chunk 0
+  for (int unit = task.first + task.count * c.warp; unit < n_units;
+       unit += task.count * CONSUMERS) {
+    const int row = unit / (Q_WIDTH / 32), out = unit % (Q_WIDTH / 32) * 32 + c.lane;
+    const int head = out / HEAD_DIM, n_chunks = key_range(c.p, row, task.window).n_chunks;
+    const long long part =
+        ((long long)row * N_KV_HEADS + head / GROUP) * c.p.max_chunks * ROWS + head % GROUP;
+    const float* sums = c.p.part_ml + part * 2;  // maximum and sum of chunk 0
+    const float* values = c.p.part_o + part * HEAD_DIM + out % HEAD_DIM;
     float m = negative_infinity(), l = 0.0f, o = 0.0f;
 #pragma unroll 1
-    for (int k = 0; k < n_chunks; k++) m = fmaxf(m, c.p.part_ml[(part + k * ROWS) * 2]);
+    for (int k = c.lane; k < n_chunks; k += 32) m = fmaxf(m, sums[k * ROWS * 2]);
+    for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
 #pragma unroll 1
-    for (int k = 0; k < n_chunks; k++) {
-      const float w = exp2_(c.p.part_ml[(part + k * ROWS) * 2] - m);
-      l = l + c.p.part_ml[(part + k * ROWS) * 2 + 1] * w;
-      o = o + c.p.part_o[(part + k * ROWS) * HEAD_DIM + dim] * w;
+    for (int base = 0; base < n_chunks; base += 32) {
+      float weight = 0.0f, part_l = 0.0f;
+      if (base + c.lane < n_chunks) {
+        weight = exp2_(sums[(base + c.lane) * ROWS * 2] - m);
+        part_l = sums[(base + c.lane) * ROWS * 2 + 1] * weight;
+      }
+      // Eight loads go out together. Beyond the last chunk the weight is 0, and so is the addend.
+#pragma unroll 1
+      for (int k = 0; k < 32 && base + k < n_chunks; k += 8, values += 8 * ROWS * HEAD_DIM) {
+        float v[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+          v[i] = base + k + i < n_chunks ? values[i * ROWS * HEAD_DIM] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+          l = l + __shfl_sync(ALL, part_l, k + i);
+          o = o + v[i] * __shfl_sync(ALL, weight, k + i);
+        }
+      }
     }
     c.p.attn[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] = float_to_bf16(o / l);
   }
@@ -974,7 +1043,7 @@ __device__ void merge(Context& c, const Task& task) {
 // belong to them. All rows of the batch go through every active expert, since the eight columns are
 // there anyway; `down` adds only the chosen ones.
 __device__ void gate_up(Context& c, const Task& task) {
-  load_normed(c.p, c.s, c.thread, task.layer);
+  need_normed(c, task.layer);
   const int units = c.s.route.n_active * task.blocks,
             end = share(units, task.count, task.first + 1);
 #pragma unroll 1
@@ -1010,20 +1079,19 @@ __device__ void down(Context& c, const Task& task) {
     float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll 1
     for (int j = 0; j < c.s.route.n_active; j++) {
-      float part[4];
       Reader reader{c};
-      chain(c, reader, 0, task.k_tiles, (const uint2*)c.p.h + (long long)j * task.k_tiles * LANES,
-            part);
-      reader.close(task.k_tiles);
+      const Chain part = chain(c, reader, 0, task.k_tiles,
+                               (const uint2*)c.p.h + (long long)j * task.k_tiles * LANES);
+      reader.close();
       const float* score = c.s.route.score[c.s.route.expert[j]];
       const float s0 = score[2 * c.quad], s1 = score[2 * c.quad + 1];
       if (s0 != 0.0f) {
-        acc[0] = acc[0] + s0 * part[0];
-        acc[2] = acc[2] + s0 * part[2];
+        acc[0] = acc[0] + s0 * part.acc[0];
+        acc[2] = acc[2] + s0 * part.acc[2];
       }
       if (s1 != 0.0f) {
-        acc[1] = acc[1] + s1 * part[1];
-        acc[3] = acc[3] + s1 * part[3];
+        acc[1] = acc[1] + s1 * part.acc[1];
+        acc[3] = acc[3] + s1 * part.acc[3];
       }
     }
     exchange(c, acc);
@@ -1035,7 +1103,7 @@ __device__ void down(Context& c, const Task& task) {
 
 // Logits of this task's vocabulary rows, and the best token among them for every row of the batch.
 __device__ void head(Context& c, const Task& task) {
-  load_normed(c.p, c.s, c.thread, task.layer);
+  need_normed(c, task.layer);
   const int r = c.thread / ROWS, row = c.thread % ROWS;
   const bool mine = r < 16 && row < c.p.rows;
   const float temperature = mine ? c.p.temperatures[row] : 0.0f;

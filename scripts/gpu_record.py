@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.provenance import provenance, source_hash  # noqa: E402
+from bench.provenance import provenance, source_hash
 
 RECORD = ROOT / "bench" / "results" / "gpu-tests.json"
 

@@ -73,7 +73,7 @@ def jupyterlab(folder: Path, notebooks: Path) -> Iterator[str]:
 
 
 def _write_settings(folder: Path) -> None:
-    """No pop-up with news; and keep cells outside of the window in the page, so they can be found."""
+    """No pop-up with news; and cells outside of the window stay in the page, to be found."""
     settings = {
         "apputils-extension/notification": {"fetchNews": "false"},
         "notebook-extension/tracker": {"windowingMode": "none"},

@@ -11,7 +11,7 @@ import torch
 
 import mkref
 from mkref.engine import Completion, Engine, Token
-from mkref.errors import HangError, MachineError
+from mkref.errors import HangError, MachineError, RequestError
 from mkref.machine.base import KernelMachine, StepInputs
 from mkref.reference.model import KVCache, Reference
 from tests.engines import EOS, PROMPTS, bits, save_tiny, tiny_engine, tiny_model, write_tokenizer
@@ -101,8 +101,8 @@ def test_few_pages_make_requests_wait() -> None:
 def test_long_sequences_reuse_evicted_pages() -> None:
     """Sequences beyond the window run on pages that others gave up, and equal a fresh engine."""
     with tiny_engine() as used, tiny_engine() as fresh:
-        settings: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True, "return_logits": True}
-        used.generate_batch([[7, 8], [9]], max_tokens=150, ignore_eos=True)
+        settings: dict[str, Any] = {"max_tokens": 150, "ignore_eos": True, "return_logits": True}
+        used.generate_batch([[7, 8], [9]], max_tokens=100, ignore_eos=True)
         after = used.generate_batch([[3, 4, 5], [11]], **settings)
         alone = fresh.generate([3, 4, 5], **settings)
         assert bits(alone.logits) == bits(after[0].logits)
@@ -277,13 +277,39 @@ def test_load_reads_a_folder(tmp_path: Path) -> None:
         )
 
 
+def test_closed_engine_says_so() -> None:
+    """A request after `close` is refused in words."""
+    engine = tiny_engine()
+    engine.close()
+    with pytest.raises(RequestError, match="engine: it is closed; load the model again"):
+        engine.generate([1])
+
+
+def test_stream_closed_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may close a forgotten stream in the middle of a step."""
+    with tiny_engine() as engine:
+        alone = engine.generate(PROMPTS[0], max_tokens=6, ignore_eos=True)
+        forgotten = engine.stream(PROMPTS[1], max_tokens=50, ignore_eos=True)
+        next(forgotten)
+        step = engine.machine.step
+
+        def collecting(inputs: StepInputs) -> np.ndarray:
+            forgotten.close()  # type: ignore[attr-defined]
+            return step(inputs)
+
+        monkeypatch.setattr(engine.machine, "step", collecting)
+        assert same(alone, engine.generate(PROMPTS[0], max_tokens=6, ignore_eos=True))
+        engine.kv.check()
+        assert engine.kv.budget == (engine.kv.unreserved(0), engine.kv.unreserved(1))
+
+
 class TestTorch:
     """The machine without a kernel."""
 
     def test_same_tokens_as_the_interpreter(self, engine: Engine) -> None:
         """Logits agree closely, drawn tokens are equal: the generator is the same."""
         settings: dict[str, Any] = {
-            "max_tokens": 100,
+            "max_tokens": 80,
             "temperature": 0.8,
             "seed": 9,
             "ignore_eos": True,

@@ -1,7 +1,8 @@
 """The emulated `mma.sync.m16n8k16`: fragment layout and the bits of its sums.
 
-Both are written down here a second time: the layout as the index formulas of the PTX manual ("Matrix
-Fragments for mma.m16n8k16"), the arithmetic as docs/numerics.md, "One mma", in NumPy integers.
+Both are written down here a second time: the layout as the index formulas of the PTX manual
+("Matrix Fragments for mma.m16n8k16"), the arithmetic as docs/numerics.md, "One mma", in NumPy
+integers.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_starter_fails_and_says_that_it_is_empty(exercise_id: str) -> None:
 
 @EXERCISE
 def test_starter_is_the_solution_without_its_body(exercise_id: str) -> None:
-    """Solving only adds lines: apart from the placeholder, the starter's lines are the solution's."""
+    """Solving only adds lines: but for the placeholder, the starter begins the solution."""
     task = exercise(exercise_id)
     starter = [line for line in task.starter.splitlines() if line.strip() != "# Your code here."]
     solution = task.solution_text.splitlines()
@@ -86,7 +86,7 @@ def test_starter_is_the_solution_without_its_body(exercise_id: str) -> None:
 @EXERCISE
 @pytest.mark.parametrize("answer", TRIVIAL.values(), ids=TRIVIAL)
 def test_trivial_answer_fails(exercise_id: str, answer: Callable[..., Any]) -> None:
-    """Constants, an argument handed back, NaN and errors do not pass, and do not stop the lesson."""
+    """Constants, an argument handed back, NaN and errors fail, and do not stop the lesson."""
     assert not check(exercise_id, answer).passed
 
 

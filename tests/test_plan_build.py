@@ -127,7 +127,8 @@ def test_words_round_trip() -> None:
     """Records in memory, as text, and as tasks are the same; offsets delimit the SMs."""
     plan = small_plan(4)
     words, offsets = plan.words(), plan.offsets()
-    assert (words.dtype, words.shape) == (np.int32, (plan.n_tasks, 16))
+    assert words.dtype == np.int32
+    assert words.shape == (plan.n_tasks, 16)
     for sm, tasks in enumerate(plan.tasks):
         records = words[offsets[sm] : offsets[sm + 1]]
         assert tasks == tuple(Task.from_words(record) for record in records)
@@ -139,9 +140,8 @@ def test_words_round_trip() -> None:
 def test_a_saved_plan_of_another_version_is_refused() -> None:
     """Another format or task record: one line that says what to do."""
     data = small_plan().to_dict()
-    for change in ({"format": "mkref-plan-0"}, {"fields": ["op"]}, {"fields": None}):
-        if change.get("fields", 0) is None:
-            change = {"fields": []}
+    changes: list[dict[str, object]] = [{"format": "mkref-plan-0"}, {"fields": ["op"]}]
+    for change in changes:
         with pytest.raises(PlanError, match="build it again with `mkref plan`"):
             Plan.from_dict({**data, **change})
 

@@ -15,7 +15,7 @@ Words = npt.NDArray[np.uint16]
 
 
 def words(rng: np.random.Generator, shape: tuple[int, ...], spread: float, scale: float) -> Words:
-    """Random bfloat16 with magnitudes up to 2^±spread around 2^scale, and some zeros of each sign."""
+    """Random bfloat16 around 2^scale, some factor of up to 2^spread off, and zeros of each sign."""
     values = rng.standard_normal(shape) * np.exp2(rng.uniform(-spread, spread, shape) + scale)
     out = to_bf16(values.astype(np.float32))
     out[rng.random(shape) < 0.05] = 0

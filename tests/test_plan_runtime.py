@@ -1,4 +1,4 @@
-"""What tasks find out at run time: chunks, experts, shares; against loops that are hard to misread."""
+"""What tasks find out at run time: chunks, experts, shares; against plain loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.decode import small_config
 
 def items_by_loops(positions: list[int], window: int, heads: int) -> list[tuple[int, ...]]:
     """(row, head, chunk, first key, last key, first page, last page) in the kernel's order."""
-    out = []
+    out: list[tuple[int, ...]] = []
     for row, last in enumerate(positions):
         first = last - window + 1 if window and last >= window else 0
         for chunk in range(first // 128, last // 128 + 1):

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from example_traces import COST, START, example_trace, played, small_plan
 
 from mkref.errors import MachineError, PlanError
 from mkref.plan.task import Op
 from mkref.trace.events import ABSENT, BEGIN, END, READY, Trace
 from mkref.trace.storage import load_trace, save_trace, trace_from_dict, trace_to_dict
 from mkref.trace.summary import by_op, describe, shares, slowest_sm
+from tests.example_traces import COST, START, example_trace, played, small_plan
 
 
 def equal(a: Trace, b: Trace) -> bool:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_traces import example_trace
 
 from mkref.errors import MkrefError
 from mkref.trace.perfetto import STREAMING, chrome_trace, write_perfetto
+from tests.example_traces import example_trace
 
 TRACE = example_trace(3)
 

@@ -11,7 +11,6 @@ from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
-from example_traces import example_trace
 
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.lesson_01 import engines
@@ -25,6 +24,7 @@ from mkref.widgets.palette import as_json, style_of
 from mkref.widgets.svg import PATTERNS
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure as lanes
+from tests.example_traces import example_trace
 
 FIGURES: dict[str, Figure] = {
     "light": light(speed_of_light(NORTH_MINI_CODE), bandwidth("h100"), "North Mini Code"),
@@ -167,7 +167,7 @@ def test_without_widget_packages_there_is_a_figure() -> None:
         """
         import sys
         sys.modules["ipywidgets"] = sys.modules["anywidget"] = None
-        from example_traces import example_trace
+        from tests.example_traces import example_trace
         from mkref.widgets import sm_timeline, speed_of_light
         print(type(speed_of_light()).__name__, type(sm_timeline(example_trace())).__name__)
         import mkref.lessons

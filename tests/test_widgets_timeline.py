@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from example_traces import example_trace, played, small_plan
 
 from mkref.config import NORTH_MINI_CODE
 from mkref.errors import RequestError
@@ -17,6 +17,7 @@ from mkref.widgets import sm_timeline
 from mkref.widgets.timeline.model import MAX_BARS, timeline
 from mkref.widgets.timeline.render import figure, ticks
 from mkref.widgets.timeline.widget import FIELDS, pack
+from tests.example_traces import example_trace, played, small_plan
 
 TRACE = example_trace(4)
 
@@ -37,7 +38,7 @@ def test_small_trace_is_shown_whole() -> None:
 
 
 def test_large_trace_is_cut_to_a_page(large: Trace) -> None:
-    """Sixteen SMs over the whole machine, about 600 bars, and the sentence says what is left out."""
+    """Sixteen SMs over the whole machine, about 600 bars, and the sentence says so."""
     view = timeline(large)
     n_bars = sum(1 for sm in view.sms for _ in view.bars(sm))
     assert 16 == len(view.sms)
@@ -102,9 +103,7 @@ def test_pack_keeps_every_number() -> None:
     assert (TRACE.n_tasks, len(FIELDS)) == packed.shape
     assert np.array_equal(TRACE.times, packed[:, -4:])
     assert np.array_equal(TRACE.columns["layer"], packed[:, FIELDS.index("layer")])
-    plan = small_plan(2)
-    slow = Trace.from_plan(plan, played(plan) * np.uint64(1) + np.uint64(0))
-    object.__setattr__(slow, "times", slow.times * 100_000)
+    slow = replace(TRACE, times=TRACE.times * 100_000)
     packed, unit = pack(slow)
     assert 1000 == unit
     assert np.array_equal(slow.times // 1000, packed[:, -4:])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mkref.engine import Engine
+from mkref.engine.tokenizer import Tokenizer
 from mkref.errors import (
     CheckpointError,
     ConfigError,
@@ -275,9 +276,10 @@ class TestRequest:
         """Nothing, no token of this model, no text."""
         refused(RequestError, lambda: engine.generate(prompt), says)
 
-    def test_text_without_a_tokenizer(self) -> None:
+    def test_text_without_a_tokenizer(self, tmp_path: Path) -> None:
         """A model without tokenizer.json takes token ids."""
-        with tiny_engine() as engine:
+        folder = save_tiny(tmp_path, tokenizer=False)
+        with Engine.load(folder, "interpreter") as engine:
             refused(
                 RequestError,
                 lambda: engine.generate("def f():"),
@@ -288,6 +290,21 @@ class TestRequest:
                 RequestError,
                 lambda: engine.generate([1], stop="x"),
                 "stop: 'x' is text",
+                "give token ids",
+            )
+
+    def test_text_without_the_package(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where tokenizers is not installed, ids still work, and text says what to install."""
+        monkeypatch.setitem(sys.modules, "tokenizers", None)
+        monkeypatch.setattr("mkref.engine.load.find_spec", lambda name: None)
+        refused(RequestError, lambda: Tokenizer(folder), "tokenizers is not installed", "pip")
+        with Engine.load(folder, "interpreter") as engine:
+            assert 3 == len(engine.generate([5], max_tokens=3, ignore_eos=True).token_ids)
+            refused(
+                RequestError,
+                lambda: engine.generate("def f():"),
+                "prompt: 'def f():' is text",
+                "pip install tokenizers",
                 "give token ids",
             )
 

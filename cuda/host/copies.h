@@ -12,15 +12,15 @@
 
 namespace host {
 
-struct Random {  // xorshift64*; the state is never 0
-  uint64_t state = 1;
+struct Random {  // splitmix64
+  uint64_t state;
 
-  explicit Random(uint64_t seed = 0) : state((seed + 1) * 0x9E3779B97F4A7C15u | 1) {}
+  explicit Random(uint64_t seed = 0) : state(seed) {}
   HOST_RUNTIME int below(int n) {
-    state ^= state >> 12;
-    state ^= state << 25;
-    state ^= state >> 27;
-    return static_cast<int>(((state * 0x2545F4914F6CDD1Du) >> 40) * static_cast<uint64_t>(n) >> 24);
+    uint64_t z = state += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return static_cast<int>(((z ^ z >> 31) >> 40) * static_cast<uint64_t>(n) >> 24);
   }
 };
 

@@ -89,7 +89,8 @@ inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
   }
   std::lock_guard lock(state->mutex);
   state->ended[number] = 1;
-  if (--state->running == 0) state->done.notify_all();
+  --state->running;
+  state->done.notify_all();
 }
 
 // Signal handler: the thread does not come to a scheduling point, so pull it out of the kernel.
@@ -142,7 +143,8 @@ inline void await_end(LaunchState& state) {
   auto limit = std::chrono::steady_clock::now() +
                std::chrono::duration_cast<std::chrono::nanoseconds>(
                    std::chrono::duration<double>(seconds));
-  if (state.done.wait_until(lock, limit, all_done)) return;
+  state.done.wait_until(lock, limit, [&] { return all_done() || state.stop.is_set(); });
+  if (all_done()) return;
   if (!state.stop.is_set()) {
     state.code = TIMEOUT;
     state.cause = format("timeout: the kernel still ran after %g s", seconds);

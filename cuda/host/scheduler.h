@@ -144,7 +144,10 @@ HOST_RUNTIME __attribute__((noinline)) inline Fiber* Worker::pick() {
   }
   for (;;) {
     if (stop->is_set()) return &self;
-    if (copies.pending && random.below(4) == 0) copies.deliver(random.below(copies.pending));
+    // A copy lands now and then; a shuffled schedule comes by here for every lane, not every warp.
+    if (copies.pending && random.below(shuffle ? 64 : 4) == 0) {
+      copies.deliver(random.below(copies.pending));
+    }
     if ((++picks & 63) == 0) wake_waiting();  // nobody polls in vain for ever
     if (shuffle) {
       if (warps[at].ready == 0 || random.below(8) == 0) at = random.below(n_warps);
@@ -167,6 +170,7 @@ HOST_RUNTIME __attribute__((noinline)) inline Fiber* Worker::pick() {
 HOST_RUNTIME inline bool Worker::idle() {
   if (copies.pending) {
     copies.deliver(random.below(copies.pending));
+    if (shuffle && random.below(2)) wake_waiting();  // let them see one copy without the next
     return true;
   }
   if (live == 0) return false;

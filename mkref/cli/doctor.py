@@ -67,7 +67,7 @@ def _package(name: str, use: str) -> Check:
 
 def _compiler() -> Check:
     from mkref.errors import MachineError
-    from mkref.machine.hostcc import find_compiler
+    from mkref.machine.compiler import find_compiler
 
     try:
         return Check("C++ compiler", True, find_compiler().version)

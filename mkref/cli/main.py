@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NOBODY_READS
     except OSError as error:
-        return _mistake(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        return _mistake(f"{error.filename or 'output'}: {error.strerror or error}")
     except KeyboardInterrupt:
         return INTERRUPTED
 

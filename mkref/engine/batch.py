@@ -121,6 +121,8 @@ class Batch:
         self.kv = kv
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # row by row
+        self._stepping = False
+        self._late: list[Sequence] = []  # cancelled while a step was under way
         self._tokens = np.zeros(ROWS, np.int32)
         self._positions = np.zeros(ROWS, np.int32)
         self._temperatures = np.zeros(ROWS, np.float32)
@@ -133,6 +135,10 @@ class Batch:
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever it is. One that has ended is no longer there."""
+        if self._stepping:
+            # A forgotten stream that the garbage collector closes, of all times, inside a step.
+            self._late.append(sequence)
+            return
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
@@ -145,6 +151,7 @@ class Batch:
             MachineError: the machine failed. Everybody who ran has ended with this error, and all
                 pages are free.
         """
+        self._stepping = True
         try:
             self._admit()
             self._run()
@@ -154,6 +161,10 @@ class Batch:
             while self.running:
                 self._leave(0)
             raise
+        finally:
+            self._stepping = False
+            while self._late:
+                self.cancel(self._late.pop())
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < ROWS:

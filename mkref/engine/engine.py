@@ -20,16 +20,22 @@ from typing import TYPE_CHECKING, Any
 from mkref.config import NorthConfig, check_kernel_limits
 from mkref.engine.batch import Batch, Sequence
 from mkref.engine.kv import KvPages
-from mkref.engine.load import check_tokenizer, model_folder, sizes_for
-from mkref.engine.request import Completion, Prompt, Stop, Token, make_request, whole_number
-from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
+from mkref.engine.load import (
+    find_tokenizer,
+    load_weights,
+    make_machine,
+    model_folder,
+    sizes_for,
+)
+from mkref.engine.request import Completion, Prompt, Stop, Token, make_request
 from mkref.errors import MachineError, RequestError
-from mkref.machine import create, default_n_sm
-from mkref.plan.build import MAX_SMS, Plan, build_plan
+from mkref.machine import default_n_sm
+from mkref.plan.build import Plan, build_plan
 from mkref.plan.verify import verify
 from mkref.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from mkref.engine.tokenizer import Tokenizer
     from mkref.machine.base import Machine
     from mkref.weights.packed import PackedWeights
 
@@ -43,7 +49,7 @@ class Engine:
         config: its geometry.
         plan: what the machine runs.
         machine: loaded; `machine.name` says which one it is.
-        tokenizer: None if the model has none.
+        tokenizer: None if the model has none; then `why_no_text` says why.
         max_context: longest prompt and answer together, in tokens.
         kv: the pages of the KV cache.
     """
@@ -59,6 +65,8 @@ class Engine:
         pool = plan.pool
         self.kv = KvPages(plan.config, pool.full_pages, pool.sliding_pages, max_context)
         self._batch = Batch(machine, self.kv)
+        self._closed = False
+        self.why_no_text = "" if tokenizer else "the engine was made without a tokenizer"
 
     @classmethod
     def load(
@@ -91,17 +99,16 @@ class Engine:
         folder = model_folder(model)
         checkpoint = Checkpoint(folder)
         config = checkpoint.config
-        tokenizer = None
-        if (folder / TOKENIZER_FILE).is_file():
-            tokenizer = Tokenizer(folder, config.bos_token_id)
-            check_tokenizer(tokenizer.vocab_size, config, folder)
+        tokenizer, why_no_text = find_tokenizer(folder, config)
         sizes_for(config, max_context, kv_pages)  # complain before gigabytes are read
-        chosen = _machine(machine, n_sm, trace, options)
+        chosen = make_machine(machine, n_sm, trace, options)
         # Each tensor is packed where the machine will read it: there is no second copy.
-        weights = checkpoint.load(_device(chosen))
-        return cls.from_weights(
+        weights = load_weights(checkpoint, chosen)
+        engine = cls.from_weights(
             config, weights, chosen, n_sm, max_context, kv_pages=kv_pages, tokenizer=tokenizer
         )
+        engine.why_no_text = why_no_text
+        return engine
 
     @classmethod
     def from_weights(
@@ -132,7 +139,7 @@ class Engine:
         sizes = sizes_for(config, max_context, kv_pages)
         check_kernel_limits(config)
         if isinstance(machine, str):
-            machine = _machine(machine, n_sm, trace, options)
+            machine = make_machine(machine, n_sm, trace, options)
         n_sm = default_n_sm(machine.name) if n_sm is None else n_sm
         plan = build_plan(
             config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
@@ -241,6 +248,8 @@ class Engine:
         ignore_eos: bool,
         return_logits: bool,
     ) -> Sequence:
+        if self._closed:
+            raise RequestError("engine: it is closed; load the model again")
         request = make_request(
             prompt,
             max_tokens=max_tokens,
@@ -250,6 +259,7 @@ class Engine:
             ignore_eos=ignore_eos,
             return_logits=return_logits,
             tokenizer=self.tokenizer,
+            why_no_text=self.why_no_text,
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.eos_token_ids,
             max_context=self.max_context,
@@ -291,7 +301,8 @@ class Engine:
             self._batch.step()
 
     def close(self) -> None:
-        """Give the machine's memory back."""
+        """Give the machine's memory back; no request is answered any more."""
+        self._closed = True
         self.machine.close()
 
     def __enter__(self) -> Engine:
@@ -299,23 +310,6 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _machine(name: str, n_sm: int | None, trace: bool, options: dict[str, Any]) -> Machine:
-    if n_sm is not None:
-        n_sm = whole_number("n_sm", n_sm, 1, MAX_SMS)
-    return create(name, n_sm=n_sm, trace=trace, **options)
-
-
-def _device(machine: Machine) -> str:
-    """The torch device where a machine wants its weights."""
-    if machine.name == "torch":
-        return str(getattr(machine, "device", "cpu"))
-    if machine.name == "cuda":
-        import torch
-
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cpu"
 
 
 def _each(name: str, value: Any, n: int) -> SequenceOf[Any]:

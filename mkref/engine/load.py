@@ -1,19 +1,28 @@
-"""From a model's name to the things that an engine is made of: folder, context, page budget.
+"""What an engine is made of: model folder, context and pages, tokenizer, machine, weights.
 
-What it does not do: read weights or make a machine.
+What it does not do: put them together (`mkref.engine.engine` does).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
 from mkref.engine.kv import pages_for, window_pages
 from mkref.engine.request import whole_number
-from mkref.errors import CheckpointError, RequestError
+from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
+from mkref.errors import CheckpointError, MachineError, RequestError
+from mkref.machine import create
 from mkref.paths import models_root
-from mkref.plan.build import ROWS
+from mkref.plan.build import MAX_SMS, ROWS
+
+if TYPE_CHECKING:
+    from mkref.machine.base import Machine
+    from mkref.weights.checkpoint import Checkpoint
+    from mkref.weights.packed import PackedWeights
 
 __all__ = ["GEOMETRIES", "Sizes", "load_geometry", "model_folder", "models", "sizes_for"]
 
@@ -98,14 +107,63 @@ def sizes_for(
     return Sizes(max_context, ROWS * pages if kv_pages is None else kv_pages, sliding)
 
 
-def check_tokenizer(vocab_size: int, config: NorthConfig, folder: Path) -> None:
-    """Refuse a tokenizer that makes ids which the model does not have.
+def find_tokenizer(folder: Path, config: NorthConfig) -> tuple[Tokenizer | None, str]:
+    """The tokenizer of a model folder; without one, None and the reason: token ids work anyway.
 
     Raises:
-        RequestError: names both sizes.
+        CheckpointError: the file is no tokenizer.
+        RequestError: it makes ids that the model does not have.
     """
-    if vocab_size > config.vocab_size:
+    if not (folder / TOKENIZER_FILE).is_file():
+        return None, f"this model has no {TOKENIZER_FILE}"
+    if find_spec("tokenizers") is None:
+        return None, "the package tokenizers is not installed (pip install tokenizers)"
+    tokenizer = Tokenizer(folder, config.bos_token_id)
+    if tokenizer.vocab_size > config.vocab_size:
         raise RequestError(
-            f"tokenizer: {vocab_size} tokens in {folder}, but the model's vocab_size is "
+            f"tokenizer: {tokenizer.vocab_size} tokens in {folder}, but the model's vocab_size is "
             f"{config.vocab_size}; the tokenizer belongs to another model"
         )
+    return tokenizer, ""
+
+
+def make_machine(name: str, n_sm: int | None, trace: bool, options: dict[str, Any]) -> Machine:
+    """A machine by name, see `mkref.machine.create`.
+
+    Raises:
+        RequestError: `n_sm` is no number of SMs.
+        MachineError: it cannot run here.
+    """
+    if n_sm is not None:
+        n_sm = whole_number("n_sm", n_sm, 1, MAX_SMS)
+    return create(name, n_sm=n_sm, trace=trace, **options)
+
+
+def _device(machine: Machine) -> str:
+    """The torch device where a machine wants its weights."""
+    if machine.name == "torch":
+        return str(getattr(machine, "device", "cpu"))
+    if machine.name == "cuda":
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cpu"
+
+
+def load_weights(checkpoint: Checkpoint, machine: Machine) -> PackedWeights:
+    """Read a checkpoint to where the machine wants its weights, tensor by tensor.
+
+    Raises:
+        CheckpointError: a tensor cannot be read or is not finite.
+        MachineError: the GPU is too small.
+    """
+    import torch
+
+    try:
+        return checkpoint.load(_device(machine))
+    except torch.OutOfMemoryError as error:
+        gigabytes = checkpoint.layout.total_tiles * 512 / 1e9
+        raise MachineError(
+            f"GPU memory: the weights take {gigabytes:.1f} GB, which this GPU does not have free; "
+            "machine='host' uses the memory of the CPU"
+        ) from error

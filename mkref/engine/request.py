@@ -117,6 +117,7 @@ def make_request(
     ignore_eos: bool = False,
     return_logits: bool = False,
     tokenizer: Tokenizer | None,
+    why_no_text: str,
     vocab_size: int,
     eos_token_ids: Iterable[int],
     max_context: int,
@@ -126,7 +127,7 @@ def make_request(
     Raises:
         RequestError: names the argument.
     """
-    ids = _prompt_ids(prompt, tokenizer, vocab_size)
+    ids = _prompt_ids(prompt, tokenizer, why_no_text, vocab_size)
     if len(ids) >= max_context:
         raise RequestError(
             f"prompt: {len(ids)} tokens; the context is {max_context} tokens and must hold the "
@@ -134,7 +135,7 @@ def make_request(
         )
     room = max_context - len(ids)
     why = f"a context of {max_context} less a prompt of {len(ids)}"
-    stop_ids, stop_texts = _stops(stop, tokenizer, vocab_size)
+    stop_ids, stop_texts = _stops(stop, tokenizer, why_no_text, vocab_size)
     return Request(
         prompt=ids,
         max_tokens=whole_number("max_tokens", max_tokens, 1, room, why),
@@ -147,12 +148,13 @@ def make_request(
     )
 
 
-def _prompt_ids(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[int, ...]:
+def _prompt_ids(
+    prompt: Prompt, tokenizer: Tokenizer | None, why_no_text: str, vocab_size: int
+) -> tuple[int, ...]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise RequestError(
-                f"prompt: {_show(prompt)} is text, and this model has no tokenizer.json; "
-                "give token ids"
+                f"prompt: {_show(prompt)} is text, and {why_no_text}; give token ids"
             )
         ids: Sequence[int] = tokenizer.encode(prompt)
     elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
@@ -180,7 +182,7 @@ def _temperature(value: Any) -> float:
 
 
 def _stops(
-    stop: Stop, tokenizer: Tokenizer | None, vocab_size: int
+    stop: Stop, tokenizer: Tokenizer | None, why_no_text: str, vocab_size: int
 ) -> tuple[frozenset[int], tuple[str, ...]]:
     given = [] if stop is None else [stop] if isinstance(stop, str | int) else list(stop)
     texts = tuple(s for s in given if isinstance(s, str))

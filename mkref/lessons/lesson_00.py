@@ -12,11 +12,11 @@ __all__ = ["EXERCISES", "waiting_share"]
 
 
 def waiting_share(tasks: Sequence[Any], n_sm: int) -> float:
-    """The part of the machine's time, between 0 and 1, in which SMs wait for inputs.
+    """The part of the machine's time, 0 to 1, in which SMs wait for inputs.
 
-    Each task has the times `begin` (its SM looks at it), `ready` (its inputs are there) and `end`
-    (its outputs are there), all counted from the start of the step. The machine's time is that of
-    all `n_sm` SMs, from 0 to the end of the last task.
+    Each task has the times `begin` (its SM looks at it), `ready` (its inputs are
+    there) and `end` (its outputs are there), counted from the start of the step.
+    The machine's time is that of all `n_sm` SMs, from 0 to the end of the last task.
     """
     # BEGIN SOLUTION
     waited = sum(task.ready - task.begin for task in tasks)

@@ -27,10 +27,10 @@ def fields_of(config: NorthConfig) -> SimpleNamespace:
 
 
 def kv_bytes(config: Any, context: int) -> int:
-    """Bytes of keys and values that one decode step reads for a row with `context` tokens.
+    """Bytes of keys and values that a decode step reads with `context` tokens.
 
-    `config` has the fields of config.json; `config.layer_types` says "full_attention" or
-    "sliding_attention" for each layer. A number in the cache has 2 bytes (bfloat16).
+    `config` has the fields of config.json; `config.layer_types` says for each layer
+    "full_attention" or "sliding_attention". A number has 2 bytes (bfloat16).
     """
     # BEGIN SOLUTION
     tokens = 0
@@ -39,7 +39,8 @@ def kv_bytes(config: Any, context: int) -> int:
             tokens += min(context, config.sliding_window)
         else:
             tokens += context
-    per_token = 2 * config.num_key_value_heads * config.head_dim * 2  # keys and values, 2 bytes
+    # A key and a value per KV head, 2 bytes a number.
+    per_token = 2 * config.num_key_value_heads * config.head_dim * 2
     return tokens * per_token
     # END SOLUTION
 

@@ -47,7 +47,7 @@ def _cuda() -> tuple[bool, str]:
 
 
 def _host() -> tuple[bool, str]:
-    from mkref.machine.hostcc import find_compiler
+    from mkref.machine.compiler import find_compiler
 
     try:
         return True, f"the kernel on {n_cores()} CPU cores, by {find_compiler().version}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mkref.errors import HangError, MachineError
-from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
+from mkref.plan.buffers import BUFFERS, SCALARS, STATUS_WORDS, Buffer, buffer_table
 from mkref.plan.build import PAGE, ROWS, Plan
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
@@ -30,6 +30,9 @@ __all__ = ["PARAMS_DTYPE", "KernelMachine", "Machine", "StepInputs", "rope_table
 PARAMS_DTYPE = np.dtype([(name, np.int64) for name in (*BUFFERS, *SCALARS)])
 """`struct Params` of the kernel: every member, pointer or integer, has eight bytes."""
 
+FED = ("tokens", "positions")
+RESULTS = ("status", "next_tokens")
+"""Buffers that change in every step; each group is one block and travels in one copy."""
 NOT_FINITE = 5
 WAITS = {1: "counter", 2: "bytes of ring stage", 3: "free ring stage", 4: "experts of layer"}
 _EMPTY_F32 = np.zeros(0, np.float32)
@@ -153,8 +156,7 @@ class Machine(ABC):
         """Time stamps of the last step, uint64 [n_tasks, 4] in ns, or None if not traced.
 
         Columns: consumers took the task; its inputs were ready; its outputs were signalled; the
-            loader had issued
-        its last copy.
+        loader had issued its last copy.
         """
         return None
 
@@ -182,6 +184,8 @@ class KernelMachine(Machine):
         self.buffers: dict[str, Any] = {}
         self.table: dict[str, Buffer] = {}
         self.steps = 0
+        self._sent: dict[str, np.ndarray] = {}
+        self._params = np.zeros(1, PARAMS_DTYPE)
         self.unfinished = False  # the last launch did not end as it should
 
     @abstractmethod
@@ -216,71 +220,79 @@ class KernelMachine(Machine):
         self.plan, self.max_context, self.steps, self.unfinished = plan, max_context, 0, False
         self.build(plan)
         self.table = buffer_table(plan, max_context)
-        given = dict(zip(("weights", "gammas"), self.weights_memory(weights), strict=True))
+        self._sent.clear()
+        self.buffers = dict(zip(("weights", "gammas"), self.weights_memory(weights), strict=True))
+        if not self.trace:
+            self.table["trace"] = Buffer("uint64", (1, 4))
+        for group in (FED, RESULTS):
+            self._allocate_together(group)
         for name, buffer in self.table.items():
-            if name == "trace" and not self.trace:
-                buffer = Buffer(buffer.dtype, (1, 4))
-                self.table[name] = buffer
-            # Poison: bytes 0xFF are NaN for every float type, so a value that nobody wrote shows.
-            zero = name in (
-                "counters",
-                "status",
-                "trace",
-                "tokens",
-                "positions",
-                "page_table",
-                "temperatures",
-                "seeds",
-            )
-            self.buffers[name] = (
-                given[name] if name in given else self.allocate(buffer, 0 if zero else 0xFF)
-            )
+            if name not in self.buffers:
+                # Poison: bytes 0xFF are NaN for every float type, so what nobody wrote shows.
+                clean = name in ("counters", "trace", "page_table", "temperatures", "seeds")
+                self.buffers[name] = self.allocate(buffer, 0 if clean else 0xFF)
+        self.write("status", np.zeros(self.table["status"].shape, np.int32))
         self.write("rope", rope_table(plan, max_context))
         self.write("tasks", plan.words())
         self.write("task_offsets", plan.offsets())
+        self._params = np.zeros(1, PARAMS_DTYPE)
+        for name, memory in self.buffers.items():
+            if name in BUFFERS:
+                self._params[name] = self.address(memory)
+        self._params["max_pages"] = self.table["page_table"].shape[2]
+        self._params["max_chunks"] = self.table["part_o"].shape[2]
+
+    def _allocate_together(self, group: tuple[str, ...]) -> None:
+        """One block of memory for small buffers that travel in one copy."""
+        sizes = [self.table[name].n_bytes for name in group]
+        block = self.allocate(Buffer("int32", (sum(sizes) // 4,)), 0xFF)
+        self.buffers["+".join(group)] = block
+        for name, size in zip(group, sizes, strict=True):
+            self.buffers[name], block = block[:size], block[size:]
 
     def step(self, inputs: StepInputs) -> np.ndarray:
         inputs.check(self.plan, self.max_context)
         if self.unfinished:
             # A hang or Ctrl-C left the counters half way; they must agree with `steps` again.
-            self.write("counters", np.zeros(self.table["counters"].shape, np.int32))
+            for name in ("counters", "status"):
+                self.write(name, np.zeros(self.table[name].shape, np.int32))
             self.steps = 0
         self._put_inputs(inputs)
+        self._params["rows"], self._params["step"] = inputs.rows, self.steps
+        self._params["timeout_ns"] = int(self.timeout_s * 1e9)
         self.unfinished = True
-        self.launch(self._params(inputs.rows))
+        self.launch(self._params)
         self.steps += 1
-        self._check_status()
+        results = self.get(self.buffers["+".join(RESULTS)], Buffer("int32", (STATUS_WORDS + ROWS,)))
+        self._check_status(results[:STATUS_WORDS])
         self.unfinished = False
-        return self.read("next_tokens")[: inputs.rows]
+        return results[STATUS_WORDS : STATUS_WORDS + inputs.rows]
 
     def _put_inputs(self, inputs: StepInputs) -> None:
         n = inputs.rows
+        fed = np.zeros((2, ROWS), np.int32)
+        fed[0, :n], fed[1, :n] = inputs.tokens, inputs.positions
+        self.put(self.buffers["+".join(FED)], fed)
         temperatures = np.zeros(ROWS, np.float32)
         temperatures[: len(inputs.temperatures)] = inputs.temperatures
         seeds = np.zeros(ROWS, np.uint64)
         seeds[: len(inputs.seeds)] = inputs.seeds
-        self.write("tokens", np.asarray(inputs.tokens, np.int32))
-        self.write("positions", np.asarray(inputs.positions, np.int32))
-        self.write("temperatures", temperatures)
-        self.write("seeds", seeds.view(np.uint32).reshape(ROWS, 2))
-        pages = self.table["page_table"].shape[2]
-        table = np.full((2, ROWS, pages), -1, np.int32)
-        width = min(pages, inputs.page_table.shape[2])
+        table = np.full(self.table["page_table"].shape, -1, np.int32)
+        width = min(table.shape[2], inputs.page_table.shape[2])
         table[:, :n, :width] = inputs.page_table[:, :, :width]
-        self.write("page_table", table)
+        self._send("temperatures", temperatures)
+        self._send("seeds", seeds.view(np.uint32).reshape(ROWS, 2))
+        self._send("page_table", table)
 
-    def _params(self, rows: int) -> np.ndarray:
-        params = np.zeros(1, PARAMS_DTYPE)
-        for name, memory in self.buffers.items():
-            params[name] = self.address(memory)
-        params["rows"], params["step"] = rows, self.steps
-        params["max_pages"] = self.table["page_table"].shape[2]
-        params["max_chunks"] = self.table["part_o"].shape[2]
-        params["timeout_ns"] = int(self.timeout_s * 1e9)
-        return params
+    def _send(self, name: str, array: np.ndarray) -> None:
+        """Write a buffer unless it holds this already: most steps change only tokens, positions."""
+        known = self._sent.get(name)
+        if known is None or not np.array_equal(known, array):
+            self.write(name, array)
+            self._sent[name] = array
 
-    def _check_status(self) -> None:
-        code, sm, task, what, have, want = (int(v) for v in self.read("status")[:6])
+    def _check_status(self, status: np.ndarray) -> None:
+        code, sm, task, what, have, want = (int(v) for v in status[:6])
         if code == 0:
             return
         self.write("status", np.zeros(self.table["status"].shape, np.int32))
@@ -305,6 +317,7 @@ class KernelMachine(Machine):
 
     def write(self, name: str, array: np.ndarray) -> None:
         dtype = np.dtype(self.table[name].dtype)
+        self._sent.pop(name, None)
         self.put(self.buffers[name], np.ascontiguousarray(array, dtype))
 
     def stamps(self) -> np.ndarray | None:

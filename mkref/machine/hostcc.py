@@ -13,54 +13,28 @@ Sources: `cuda/host/*.h`; calling convention of https://docs.cupy.dev (RawKernel
 from __future__ import annotations
 
 import ctypes
-import functools
-import hashlib
-import os
-import platform
 import re
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from mkref.errors import HangError, MachineError
-from mkref.machine.cache import cache_dir as default_cache
-from mkref.paths import cuda_root
+from mkref.machine.compiler import Sanitizer, compile_unit, find_compiler
 
 __all__ = [
-    "Compiler",
     "HostFunction",
-    "HostHang",
     "HostModule",
+    "LaunchHangError",
     "build",
-    "build_program",
     "find_compiler",
-    "run_sanitized",
+    "kernel_names",
 ]
-
-Sanitizer = Literal["address", "thread"] | None
 
 DEADLOCK, DIVERGENCE, TIMEOUT, MISUSE, BAD_LAUNCH = 1, 2, 3, 4, 5
 """Codes of `cuda/host/scheduler.h`."""
 
-_COMMON = ("-x", "c++", "-std=c++20", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-w")
-_SANITIZE: dict[Sanitizer, tuple[str, ...]] = {
-    None: ("-O2", "-g1"),
-    "address": (
-        "-O1",
-        "-g",
-        "-fno-omit-frame-pointer",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=undefined",
-    ),
-    "thread": ("-O1", "-g", "-fsanitize=thread"),
-}
 _KERNEL = re.compile(
     r'extern\s*"C"\s*__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+'
     r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
@@ -69,7 +43,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _REPORT_BYTES = 1 << 16
 
 
-class HostHang(HangError):
+class LaunchHangError(HangError):
     """A launch on the CPU that did not end: a deadlock, or its time ran out.
 
     Args:
@@ -83,118 +57,9 @@ class HostHang(HangError):
         self.report = report
 
 
-@dataclass(frozen=True)
-class Compiler:
-    """A C++ compiler: its command and the first line of its `--version`."""
-
-    command: tuple[str, ...]
-    version: str
-
-    @property
-    def is_clang(self) -> bool:
-        """Whether it is clang (whose ThreadSanitizer is ten times faster than gcc's)."""
-        return "clang" in self.version
-
-
-@functools.cache
-def _compiler_at(command: str) -> Compiler | None:
-    words = shlex.split(command)
-    if not words or shutil.which(words[0]) is None:
-        return None
-    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return None
-    return Compiler(tuple(words), done.stdout.splitlines()[0].strip())
-
-
-def find_compiler(sanitize: Sanitizer = None) -> Compiler:
-    """The C++ compiler to use: `$CXX`, then g++, then clang++ (for "thread" clang++ before g++).
-
-    Raises:
-        MachineError: none is installed, or `$CXX` does not run.
-    """
-    chosen = os.environ.get("CXX", "")
-    clangs = ["clang++", *(f"clang++-{n}" for n in range(24, 13, -1))]
-    names = [*clangs, "g++", "c++"] if sanitize == "thread" else ["g++", *clangs, "c++"]
-    if chosen:
-        found = _compiler_at(chosen)
-        if found is None:
-            raise MachineError(
-                f"CXX={chosen!r} is not a C++ compiler that runs; unset it or fix it"
-            )
-        return found
-    for name in names:
-        if (found := _compiler_at(name)) is not None:
-            return found
-    raise MachineError(
-        "no C++ compiler found: running kernels on the CPU needs g++ 12 or newer, or clang++ "
-        "(for example: apt-get install g++), or CXX naming one"
-    )
-
-
-@functools.cache
-def _tuning(command: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Flags for this CPU, and what they mean here (goes into the cache key)."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
-        return (), platform.machine()
-    probe = [*command, "-march=native", "-x", "c++", "-E", "-v", os.devnull]
-    done = subprocess.run(probe, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return (), "generic"
-    lines = [s for s in done.stderr.splitlines() if "cc1" in s]
-    return ("-march=native",), "".join(lines)
-
-
 def kernel_names(source: str) -> list[str]:
     """Names of the `extern "C" __global__` functions of a source text, in order."""
     return list(dict.fromkeys(_KERNEL.findall(_COMMENT.sub(" ", source))))
-
-
-def compile_unit(
-    text: str,
-    *,
-    name: str,
-    defines: Mapping[str, str | int] | None,
-    sanitize: Sanitizer,
-    cache_dir: Path | None,
-    shared: bool,
-) -> Path:
-    """Compile a whole translation unit, or find it in the cache."""
-    compiler = find_compiler(sanitize)
-    tuning, meaning = _tuning(compiler.command)
-    macros = [f"-D{key}={value}" for key, value in (defines or {}).items()]
-    kind = ("-shared", "-fPIC") if shared else ()
-    flags = [*_COMMON, *_SANITIZE[sanitize], *tuning, *macros, *kind]
-    headers = cuda_root() / "host"
-    digest = hashlib.sha256()
-    for part in (text, *flags, *compiler.command, compiler.version, meaning):
-        digest.update(part.encode() + b"\0")
-    for header in sorted(headers.glob("*.h")):
-        digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
-    cache = cache_dir or default_cache() / "host"
-    target = cache / f"{name}-{digest.hexdigest()[:20]}{'.so' if shared else ''}"
-    if target.exists():
-        return target
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
-            unit, product = Path(scratch) / f"{name}.cpp", Path(scratch) / "product"
-            unit.write_text(text)
-            command = [*compiler.command, *flags, f"-I{headers}", "-o", str(product), str(unit)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise MachineError(_first_error(name, compiler, done.stderr))
-            os.replace(product, target)  # atomic: others see the old state or a whole file
-    except OSError as error:
-        raise MachineError(f"cannot write the build cache {cache}: {error}") from error
-    return target
-
-
-def _first_error(name: str, compiler: Compiler, stderr: str) -> str:
-    lines = [s.strip() for s in stderr.splitlines()]
-    errors = [s for s in lines if "error:" in s] or [s for s in lines if s] or ["no message"]
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"compiling {name} with {compiler.command[0]} failed: {errors[0]}{more}"
 
 
 def _unit(source: str, name: str, tail: str) -> str:
@@ -238,7 +103,7 @@ class HostFunction:
             stack_bytes: stack of one CUDA thread; 0 means 64 KiB.
 
         Raises:
-            HostHang: deadlock or time limit; the text says who waited where.
+            LaunchHangError: deadlock or time limit; the text says who waited where.
             MachineError: wrong arguments, divergence, or misuse of an mbarrier or copy.
         """
         values = pack_arguments(self.name, self.parameters, args)
@@ -264,7 +129,7 @@ def raise_report(name: str, code: int, text: str) -> None:
     """Raise what a launch's code means."""
     message = f"{name}: {text.strip()}"
     if code in (DEADLOCK, TIMEOUT):
-        raise HostHang(message, code)
+        raise LaunchHangError(message, code)
     raise MachineError(message)
 
 

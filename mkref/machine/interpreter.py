@@ -51,6 +51,7 @@ class InterpreterMachine(KernelMachine):
         arrays = {
             name: memory.view(self.table[name].dtype).reshape(self.table[name].shape)
             for name, memory in self.buffers.items()
+            if name in self.table
         }
         names = [counter.name for counter in plan.counters]
         self.interpreter = Interpreter(

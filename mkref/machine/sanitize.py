@@ -1,9 +1,9 @@
 """Run one kernel launch under ThreadSanitizer or AddressSanitizer.
 
 A library built with a sanitizer cannot be loaded into an ordinary Python, so the launch becomes a
-program of its own: the arrays go into a folder, the program (`cuda/host/program.h`) loads them, runs the
-kernel and writes them back, and what the sanitizer said is returned as text. A sanitizer looks at one
-schedule; several seeds look at several.
+program of its own: the arrays go into a folder, the program (`cuda/host/program.h`) loads them,
+runs the kernel and writes them back, and what the sanitizer said is returned as text. A sanitizer
+looks at one schedule; several seeds look at several.
 
 It decides nothing: a return code and a text are the whole result.
 
@@ -25,15 +25,8 @@ from typing import Any
 import numpy as np
 
 from mkref.errors import MachineError
-from mkref.machine.hostcc import (
-    BAD_LAUNCH,
-    TIMEOUT,
-    Sanitizer,
-    compile_unit,
-    find_compiler,
-    kernel_names,
-    three_sizes,
-)
+from mkref.machine.compiler import Sanitizer, compile_unit, find_compiler
+from mkref.machine.hostcc import BAD_LAUNCH, TIMEOUT, kernel_names, three_sizes
 
 __all__ = ["ASAN_EXIT", "TSAN_EXIT", "build_program", "run_sanitized"]
 
@@ -164,8 +157,8 @@ def run_sanitized(
     Args:
         source: the text of a `.cu` file.
         name: a kernel in it.
-        grid, block, args, shared_mem, workers, seed, timeout_s, stack_bytes: as for a `HostFunction`.
-            Arrays are written back.
+        grid, block, args, shared_mem: as for a `HostFunction`. Arrays are written back.
+        workers, seed, timeout_s, stack_bytes: likewise.
         sanitize: "thread", "address" (with undefined behaviour), or None for a plain program.
         buffers: arrays whose addresses stand in structured arguments. Every 8-byte word of an
             argument that points into one of them, or into an array argument, is adjusted.

@@ -158,7 +158,7 @@ def build_plan(config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages
 
 
 class _Builder:
-    """Collects tasks per SM; counter targets are counted from the tasks that signal, in one place."""
+    """Collects tasks per SM; counter targets are counted from the tasks that signal."""
 
     def __init__(self, config: NorthConfig, n_sm: int, pool: KvPool) -> None:
         self.config, self.n_sm, self.pool = config, n_sm, pool

@@ -27,6 +27,10 @@ __all__ = ["check_buffers", "check_pool", "needed_elements"]
 def check_pool(table: TaskTable, max_context: int | None) -> Iterator[str]:
     """Layers have their own part of the pool; one sequence of `max_context` tokens fits."""
     pool, config = table.plan.pool, table.plan.config
+    for kind, pages in (("full", pool.full_pages), ("sliding", pool.sliding_pages)):
+        if pages < 0:
+            yield f"{kind}_pages: {pages}, must be at least 0"
+            return
     ends: list[tuple[int, int, int]] = []
     for layer in range(config.num_hidden_layers):
         for base in np.unique(table["kv_tiles"][table.group(Op.ATTENTION, layer)]).tolist():

@@ -57,7 +57,7 @@ class Step:
         weights: the packed weights, unpacked on demand.
         rows: active rows, 1 to 8.
         index: steps since the counters were zero.
-        not_finite: (row, token) of a logit that is not finite, if one was seen.
+        not_finite: lowest (row, token) of the logits that are not finite, if there are any.
     """
 
     config: NorthConfig
@@ -188,8 +188,9 @@ def head(s: Step, task: Task) -> None:
     logits = product * F32(s.config.logit_scale)
     b["logits"][: s.rows, tokens] = logits
     bad = np.argwhere(~np.isfinite(logits))
-    if len(bad) and s.not_finite is None:
-        s.not_finite = (int(bad[0, 0]), int(tokens[bad[0, 1]]))
+    if len(bad):
+        found = (int(bad[0, 0]), int(tokens[bad[0, 1]]))
+        s.not_finite = found if s.not_finite is None else min(s.not_finite, found)
     for row in range(s.rows):
         values, temperature = logits[row], b["temperatures"][row]
         if temperature > 0:

@@ -1,0 +1,96 @@
+"""Where a step's time goes at the full geometry: a traced step and a table per operation.
+
+    python bench/trace_north.py [--context 8192] [--batch 1] [--steps 40]
+
+Prints, per operation and layer, how long the consumers waited for inputs and how long they worked,
+and the same step
+without time stamps. Writes $OUT/trace_north_b<batch>.json.gz, a trace that `mkref.trace` and the
+lessons read.
+A traced run explains; only the run without stamps gives the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bench.full_geometry import fill_cache, page_tables
+from bench.provenance import provenance
+from mkref.config import NORTH_MINI_CODE
+from mkref.machine.base import StepInputs
+from mkref.machine.cuda import CudaMachine, device_sms
+from mkref.plan.build import build_plan
+from mkref.plan.task import Op
+from mkref.trace.events import Trace
+from mkref.trace.storage import save_trace
+from mkref.weights.synthetic import synthetic_weights
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--batch", default="1")
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
+    config = NORTH_MINI_CODE
+    weights = synthetic_weights(config, seed=0, device="cuda")
+    for rows in map(int, args.batch.split(",")):
+        table, budgets = page_tables(config, rows, args.context)
+        plan = build_plan(config, device_sms(), full_pages=budgets[0], sliding_pages=budgets[1])
+        for trace in (False, True):
+            machine = CudaMachine(trace=trace)
+            machine.load(plan, weights, args.context)
+            start = args.context - args.steps
+            fill_cache(machine, config, rows, start, table, seed=1)
+            rng = np.random.default_rng(0)
+            times = []
+            for step in range(args.steps):
+                tokens = rng.integers(0, config.vocab_size, rows).astype(np.int32)
+                inputs = StepInputs(tokens, np.full(rows, start + step, np.int32), table)
+                begin = time.perf_counter()
+                machine.step(inputs)
+                times.append((time.perf_counter() - begin) * 1e3)
+            print(
+                f"batch {rows} {'traced' if trace else 'plain'}: {np.median(times[8:]):.3f} ms per step"
+            )
+            stamps = machine.stamps()
+            if stamps is not None:
+                report(plan, stamps, config.num_hidden_layers)
+                record = Trace.from_plan(plan, stamps, provenance=provenance())
+                save_trace(
+                    record, Path(os.environ.get("OUT", ".")) / f"trace_north_b{rows}.json.gz"
+                )
+            machine.close()
+            torch.cuda.empty_cache()
+    return 0
+
+
+def report(plan: object, stamps: np.ndarray, n_layers: int) -> None:
+    """Mean over SMs of waiting and working per operation, in us per layer."""
+    tasks = [task for _, _, task in plan]  # type: ignore[attr-defined]
+    ops = np.asarray([task.op for task in tasks])
+    s = stamps.astype(np.int64)
+    n_sm = plan.n_sm  # type: ignore[attr-defined]
+    print(f"step inside the kernel: {(s[:, 2].max() - s[:, 0].min()) / 1e3:.0f} us")
+    print("op          wait us  work us  work max-SM  (per layer, mean of SMs)")
+    for op in Op:
+        mine = ops == op
+        if mine.any():
+            per = n_layers if op not in (Op.EMBED, Op.HEAD, Op.SAMPLE) else 1
+            wait, work = (s[mine, 1] - s[mine, 0]) / 1e3, (s[mine, 2] - s[mine, 1]) / 1e3
+            print(
+                f"{op.name:10} {wait.sum() / n_sm / per:8.2f} {work.sum() / n_sm / per:8.2f} {work.max():10.2f}"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Widgets in JupyterLab, in a headless Chromium, as a learner sees them and by keyboard.
+
+Screenshots go to the folder MKREF_SCREENSHOTS if it is set. Where there is no Chromium only
+`test_says_what_is_not_covered` runs, and says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nbformat
+import pytest
+
+from mkref.trace.storage import save_trace
+from tests.example_traces import example_trace
+from tests.lab import BROWSERS, ROOT, browser_page, jupyterlab, open_notebook, run_all
+
+CELLS = (
+    "from mkref.trace.storage import load_trace",
+    "from mkref.widgets import sm_timeline, speed_of_light",
+    "light = speed_of_light()\nlight",
+    "lanes = sm_timeline(load_trace('example.json.gz'))\nlanes",
+    "print(lanes.selected, light.context.value)",
+)
+LESSON = "01_speed_of_light.ipynb"
+
+
+class Lab(NamedTuple):
+    """A page of a browser at a running JupyterLab."""
+
+    page: Any
+    address: str
+    errors: list[str]
+
+
+def shot(page: Any, name: str) -> None:
+    """Keep a picture of the page for somebody to look at."""
+    folder = os.environ.get("MKREF_SCREENSHOTS")
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=str(Path(folder) / f"{name}.png"))
+
+
+def write_notebook(path: Path) -> None:
+    """A notebook with both widgets, without outputs."""
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    notebook.metadata.kernelspec = {
+        "name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python",
+    }  # fmt: skip
+    nbformat.write(notebook, path)
+
+
+def test_says_what_is_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a browser the tests below do not exist; that is told, not passed over."""
+    if not BROWSERS:
+        with capsys.disabled():
+            print("\nno Chromium here: widgets are not driven in JupyterLab, only drawn statically")
+    assert len(BROWSERS) <= 1
+
+
+if BROWSERS:
+
+    @pytest.fixture(scope="module")
+    def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+        """JupyterLab with a notebook of widgets and the lesson as it is shipped."""
+        folder = tmp_path_factory.mktemp("lab")
+        notebooks = folder / "notebooks"
+        notebooks.mkdir()
+        write_notebook(notebooks / "widgets.ipynb")
+        save_trace(example_trace(), notebooks / "example.json.gz")
+        shutil.copy(ROOT / "notebooks" / LESSON, notebooks)
+        errors: list[str] = []
+        with (
+            jupyterlab(folder, notebooks) as address,
+            browser_page(BROWSERS[0], errors) as page,
+        ):
+            yield Lab(page, address, errors)
+
+    @pytest.fixture(scope="module")
+    def widgets(lab: Lab) -> Lab:
+        """The notebook of widgets, run."""
+        open_notebook(lab.page, lab.address, "widgets.ipynb")
+        run_all(lab.page)
+        lab.page.wait_for_selector(".mkref-timeline canvas.rows[data-t1]")
+        return lab
+
+    def timeline(lab: Lab) -> Any:
+        """The timeline, scrolled into sight and with the keyboard's focus."""
+        stage = lab.page.locator(".mkref-timeline .stage")
+        stage.scroll_into_view_if_needed()
+        stage.focus()
+        return stage
+
+    def window(lab: Lab) -> tuple[int, int]:
+        """The stretch of time that the timeline shows."""
+        canvas = lab.page.locator(".mkref-timeline canvas.rows")
+        return int(canvas.get_attribute("data-t0")), int(canvas.get_attribute("data-t1"))
+
+    def test_lesson_shows_static_figures_before_it_runs(lab: Lab) -> None:
+        """In a notebook that is not trusted and has not run, every figure is a picture."""
+        open_notebook(lab.page, lab.address, LESSON)
+        images = lab.page.locator(".jp-OutputArea-output img")
+        lab.page.wait_for_function(
+            "() => document.querySelectorAll('.jp-OutputArea img').length > 2"
+        )
+        assert 3 == images.count()
+        widths = images.evaluate_all("(found) => found.map((image) => image.naturalWidth)")
+        assert all(width > 500 for width in widths)
+        assert 0 == lab.page.get_by_text("Error displaying widget").count()
+        images.first.scroll_into_view_if_needed()
+        shot(lab.page, "lesson_static")
+
+    def test_calculator_by_keyboard(widgets: Lab) -> None:
+        """Arrow keys on the slider change the number in the picture and its sentence."""
+        area = widgets.page.locator(
+            ".jp-OutputArea-output", has=widgets.page.locator(".widget-slider")
+        )
+        assert 1 == area.get_by_text("at most 469.8 tokens per second").count()
+        area.locator(".noUi-handle").first.focus()
+        for _ in range(2):
+            widgets.page.keyboard.press("ArrowRight")
+        area.get_by_text("at most 430.3 tokens per second").wait_for()
+        shot(widgets.page, "calculator")
+
+    def test_timeline_draws(widgets: Lab) -> None:
+        """The canvas shows the whole step in more than ten colours; the legend names operations."""
+        timeline(widgets)
+        assert (0, True) == (window(widgets)[0], window(widgets)[1] >= example_trace().span_ns)
+        colours = widgets.page.locator(".mkref-timeline canvas.rows").evaluate(
+            """(canvas) => {
+                const context = canvas.getContext("2d");
+                const image = context.getImageData(0, 0, canvas.width, canvas.height);
+                return new Set(new Uint32Array(image.data.buffer)).size;
+            }"""
+        )
+        assert colours > 10
+        legend = widgets.page.locator(".mkref-timeline .legend li").all_inner_texts()
+        assert [*example_trace().ops, "waits for inputs"] == legend
+        shot(widgets.page, "timeline")
+
+    def test_timeline_keys(widgets: Lab) -> None:
+        """W zooms in, D pans right, 0 shows all; JupyterLab's own keys do nothing meanwhile."""
+        stage = timeline(widgets)
+        n_cells = widgets.page.locator(".jp-Cell").count()
+        whole = window(widgets)
+        for key in ("w", "w", "d", "a", "b", "x"):
+            widgets.page.keyboard.press(key)
+        zoomed = window(widgets)
+        assert (zoomed[1] - zoomed[0]) < 0.6 * (whole[1] - whole[0])
+        widgets.page.keyboard.press("d")
+        assert window(widgets)[0] > zoomed[0]
+        widgets.page.keyboard.press("0")
+        assert whole == window(widgets)
+        assert n_cells == widgets.page.locator(".jp-Cell").count()
+        widgets.page.keyboard.press("?")
+        assert stage.locator(".help").is_visible()
+        shot(widgets.page, "timeline_help")
+        widgets.page.keyboard.press("?")
+        assert not stage.locator(".help").is_visible()
+
+    def test_timeline_selects_and_tells(widgets: Lab) -> None:
+        """The next-task key walks along the SM, arrows change it, and the words are the trace's."""
+        stage = timeline(widgets)
+        widgets.page.keyboard.press("Escape")
+        for _ in range(3):
+            widgets.page.keyboard.press(".")
+        event = example_trace().event(2)
+        said = stage.locator(".detail").inner_text()
+        assert said.startswith(f"SM 0, {event.op}, layer {event.layer}, first {event.first}")
+        assert f"for counter {event.wait}" in said
+        widgets.page.keyboard.press("ArrowDown")
+        assert stage.locator(".detail").inner_text().startswith("SM 1, ")
+        widgets.page.keyboard.press("f")
+        begin, end = window(widgets)
+        chosen = example_trace().event(int(stage.get_attribute("data-selected")))
+        assert begin <= chosen.begin < chosen.end <= end < begin + 3 * (chosen.end - chosen.begin)
+        shot(widgets.page, "timeline_selected")
+
+    def test_timeline_mouse(widgets: Lab) -> None:
+        """A click selects a bar, a drag pans, the wheel with Ctrl zooms."""
+        stage = timeline(widgets)
+        for key in ("Escape", "0", "w", "w"):
+            widgets.page.keyboard.press(key)
+        box = widgets.page.locator(".mkref-timeline canvas.rows").bounding_box()
+        x, y = box["x"] + box["width"] * 0.5, box["y"] + 30
+        before = window(widgets)
+        widgets.page.mouse.click(x, y)
+        assert stage.locator(".detail").inner_text().startswith("SM 1, ")
+        assert before == window(widgets)
+        widgets.page.mouse.move(x, y)
+        widgets.page.mouse.down()
+        widgets.page.mouse.move(x - 80, y, steps=4)
+        widgets.page.mouse.up()
+        panned = window(widgets)
+        assert panned[0] > before[0]
+        widgets.page.keyboard.down("Control")
+        widgets.page.mouse.wheel(0, -200)
+        widgets.page.keyboard.up("Control")
+        widgets.page.wait_for_timeout(200)
+        assert window(widgets)[1] - window(widgets)[0] < panned[1] - panned[0]
+
+    def test_python_sees_the_selection(widgets: Lab) -> None:
+        """What is selected and set in the browser arrives in the kernel."""
+        stage = timeline(widgets)
+        widgets.page.keyboard.press("Escape")
+        for _ in range(4):
+            widgets.page.keyboard.press(".")
+        cell = widgets.page.locator(".jp-CodeCell").last
+        cell.locator(".cm-content").click()
+        widgets.page.keyboard.press("Control+Enter")
+        cell.get_by_text(f"{stage.get_attribute('data-selected')} 32768", exact=True).wait_for()
+
+    def test_no_script_error_and_no_other_machine(widgets: Lab) -> None:
+        """In all of the above no script failed and nothing was asked of another machine."""
+        assert [] == widgets.errors
