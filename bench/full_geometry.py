@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def distances(ours: torch.Tensor, theirs: torch.Tensor) -> dict[str, float]:
 
 def one_case(
     machine: CudaMachine, weights: PackedWeights, rows: int, context: int, steps: int, compare: int
-) -> dict:
+) -> dict[str, Any]:
     """Fill `context - steps` tokens, run `steps` steps, compare the first `compare` of them."""
     config = weights.config
     start = context - steps
@@ -136,7 +137,7 @@ def one_case(
         times.append((time.perf_counter() - begin) * 1e3)
         if step < compare:
             ours.append(machine.logits(rows))
-    result: dict = {"batch": rows, "context": context, "steps": steps, "hangs": 0}
+    result: dict[str, Any] = {"batch": rows, "context": context, "steps": steps, "hangs": 0}
     # Bytes with the number of experts that independent uniform routing hits (derived, not counted).
     experts = config.expected_distinct_experts(rows)
     result["bytes"] = round(
@@ -157,7 +158,7 @@ def one_case(
 
 def accuracy(
     weights: PackedWeights, caches: list[KVCache], tokens: np.ndarray, ours: torch.Tensor
-) -> dict:
+) -> dict[str, Any]:
     """Compare logits [compare, rows, V] with three references that start from the same caches."""
 
     def run(reference: Reference, dtype: torch.dtype) -> torch.Tensor:

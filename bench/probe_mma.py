@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 
 import cupy as cp
 import numpy as np
@@ -35,6 +37,11 @@ float* D) {
   t + 1] = c3;
 }
 """
+
+
+Pair = tuple[np.ndarray, np.ndarray]
+NOTHING = -10000
+"""Exponent of a zero: it takes no part in the maximum."""
 
 
 def split(word: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,94 +74,89 @@ def round24(total: np.ndarray, e: np.ndarray, F: int, mode: str) -> np.ndarray:
     return np.ldexp(v, e - F).astype(np.float32)
 
 
-def fused(am, ae, bm, be, c, F, floor, mode, normal):
-    pm, pe = am * bm, ae + be  # value pm * 2^(pe-14)
-    cm, ce = split32(c.view(np.uint32))
-    eff = pe + ((np.abs(pm) >= (1 << 15)) if normal else 0)
-    eff = np.where(pm == 0, -10000, eff)
-    e = np.maximum(eff.max(-1), np.where(cm == 0, -10000, ce))
-    e = np.where(e == -10000, 0, e)
-    terms = cut(np.ldexp(pm.astype(np.float64), pe - 14 - e[..., None] + F), floor).sum(-1)
-    total = terms + cut(np.ldexp(cm.astype(np.float64), ce - 23 - e + F), floor)
-    return round24(total, e, F, mode)
+@dataclass(frozen=True)
+class Model:
+    """One way in which an mma might add: kept fraction bits, products per fused sum, roundings."""
+
+    F: int
+    block: int
+    floor: bool
+    mode: str
+    normalised: bool
+
+    def fused(self, a: Pair, b: Pair, c: np.ndarray) -> np.ndarray:
+        """c plus the products of significand and exponent pairs along the last axis."""
+        pm, pe = a[0] * b[0], a[1] + b[1]  # value pm * 2^(pe - 14)
+        cm, ce = split32(c.view(np.uint32))
+        own = pe + ((np.abs(pm) >= (1 << 15)) if self.normalised else 0)
+        own = np.where(pm == 0, NOTHING, own)
+        e = np.maximum(own.max(-1), np.where(cm == 0, NOTHING, ce))
+        e = np.where(e == NOTHING, 0, e)
+        terms = cut(np.ldexp(pm.astype(np.float64), pe - 14 - e[..., None] + self.F), self.floor)
+        last = cut(np.ldexp(cm.astype(np.float64), ce - 23 - e + self.F), self.floor)
+        return round24(terms.sum(-1) + last, e, self.F, self.mode)
+
+    def mma(self, A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
+        """bf16 words A [n, 16, 16], B [n, 8, 16 (k)] and float32 C [n, 16, 8]: C + A B."""
+        am, ae = split(A[:, :, None])
+        bm, be = split(B[:, None])
+        c = C.copy()
+        for k in range(0, 16, self.block):
+            part = np.s_[..., k : k + self.block]
+            c = self.fused((am[part], ae[part]), (bm[part], be[part]), c)
+        return c
 
 
-def model(A, B, C, F, block, floor, mode, normal):
-    am, ae = split(A)
-    bm, be = split(B)  # [n,16,16], [n,8(col),16]
-    c = C.copy()
-    for k in range(0, 16, block):
-        s = slice(k, k + block)
-        c = fused(
-            am[:, :, None, s],
-            ae[:, :, None, s],
-            bm[:, None, :, s],
-            be[:, None, :, s],
-            c,
-            F,
-            floor,
-            mode,
-            normal,
-        )
-    return c
+CANDIDATES = [
+    Model(F, block, floor, mode, normalised)
+    for F in range(22, 29)
+    for block in (16, 8, 4)
+    for floor in (False, True)
+    for mode in ("rz", "rne")
+    for normalised in (False, True)
+]
+
+
+def inputs(spread: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Random operands of 512 mmas whose exponents spread over 2 * `spread` powers of two."""
+    n = 512
+
+    def scaled(shape: tuple[int, ...], more: int) -> np.ndarray:
+        powers = rng.integers(-spread - more, spread + more + 1, shape)
+        return (rng.standard_normal(shape) * np.exp2(powers)).astype(np.float32)
+
+    words = [
+        (scaled(s, 0).view(np.uint32) >> 16).astype(np.uint16) for s in ((n, 16, 16), (n, 8, 16))
+    ]
+    C = scaled((n, 16, 8), 4)
+    if spread:  # some zeros too
+        words[0][rng.random(words[0].shape) < 0.3] = 0
+        C[::2] = 0
+    return words[0], words[1], C
 
 
 def main() -> int:
+    """Run the GPU, compare with every candidate, print the best and write them to $OUT."""
+    kernel = cp.RawModule(code=SOURCE, backend="nvrtc", options=("--std=c++17",)).get_function(
+        "probe"
+    )
     rng = np.random.default_rng(5)
-    n = 512
-    sets = {}
+    shares: dict[str, dict[str, float]] = {}
     for name, spread in {"gauss": 0, "wide": 6, "wider": 14}.items():
-
-        def draw(shape, s=spread):
-            v = (
-                rng.standard_normal(shape) * np.exp2(rng.integers(-s, s + 1, shape))
-                if s
-                else rng.standard_normal(shape)
-            )
-            return (np.asarray(v, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-
-        A, B = draw((n, 16, 16)), draw((n, 8, 16))
-        C = (
-            rng.standard_normal((n, 16, 8))
-            * np.exp2(rng.integers(-spread - 4, spread + 5, (n, 16, 8)))
-        ).astype(np.float32)
-        if name == "wide":
-            A[rng.random(A.shape) < 0.3] = 0
-            C[::2] = 0
-        sets[name] = (A, B, C)
-    mod = cp.RawModule(code=SOURCE, backend="nvrtc", options=("--std=c++17",))
-    kern = mod.get_function("probe")
-    out, best = {}, {}
-    for name, (A, B, C) in sets.items():
-        D = cp.full((n, 16, 8), cp.nan, cp.float32)
-        kern((n,), (32,), (cp.asarray(A), cp.asarray(B), cp.asarray(C), D))
-        out[name] = D.get()
-        for F in range(22, 29):
-            for block in (16, 8, 4):
-                for floor in (False, True):
-                    for mode in ("rz", "rne"):
-                        for normal in (False, True):
-                            d = model(A, B, C, F, block, floor, mode, normal)
-                            key = f"F={F} block={block} floor={int(floor)} {mode} normalised={int(normal)}"
-                            best.setdefault(key, {})[name] = float(
-                                (d.view(np.uint32) == out[name].view(np.uint32)).mean()
-                            )
-    rows = sorted(best.items(), key=lambda kv: -min(kv[1].values()))[:12]
-    for key, shares in rows:
-        print(key, {k: round(v, 5) for k, v in shares.items()})
-    folder = os.environ.get("OUT", "")
-    if folder:
-        np.savez_compressed(
-            os.path.join(folder, "mma.npz"),
-            **{f"{k}_{i}": v for k, s in sets.items() for i, v in zip("ABC", s, strict=False)},
-            **{f"{k}_D": v for k, v in out.items()},
-        )
-        with open(os.path.join(folder, "mma.json"), "w") as f:
-            json.dump(
-                {"gpu": cp.cuda.runtime.getDeviceProperties(0)["name"].decode(), "ranking": rows},
-                f,
-                indent=1,
-            )
+        A, B, C = inputs(spread, rng)
+        D = cp.full(C.shape, cp.nan, cp.float32)
+        kernel((len(C),), (32,), (cp.asarray(A), cp.asarray(B), cp.asarray(C), D))
+        bits = D.get().view(np.uint32)
+        for model in CANDIDATES:
+            equal = model.mma(A, B, C).view(np.uint32) == bits
+            shares.setdefault(repr(model), {})[name] = float(equal.mean())
+    ranking = sorted(shares.items(), key=lambda item: -min(item[1].values()))[:12]
+    for key, value in ranking:
+        print(key, {k: round(v, 5) for k, v in value.items()})
+    if folder := os.environ.get("OUT"):
+        gpu = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        record = {"gpu": gpu, "ranking": ranking}
+        (Path(folder) / "mma_probe.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

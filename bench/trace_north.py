@@ -27,7 +27,7 @@ from bench.provenance import provenance
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.base import StepInputs
 from mkref.machine.cuda import CudaMachine, device_sms
-from mkref.plan.build import build_plan
+from mkref.plan.build import Plan, build_plan
 from mkref.plan.task import Op
 from mkref.trace.events import Trace
 from mkref.trace.storage import save_trace
@@ -59,9 +59,8 @@ def main() -> int:
                 begin = time.perf_counter()
                 machine.step(inputs)
                 times.append((time.perf_counter() - begin) * 1e3)
-            print(
-                f"batch {rows} {'traced' if trace else 'plain'}: {np.median(times[8:]):.3f} ms per step"
-            )
+            kind = "traced" if trace else "plain"
+            print(f"batch {rows} {kind}: {np.median(times[8:]):.3f} ms per step")
             stamps = machine.stamps()
             if stamps is not None:
                 report(plan, stamps, config.num_hidden_layers)
@@ -74,12 +73,12 @@ def main() -> int:
     return 0
 
 
-def report(plan: object, stamps: np.ndarray, n_layers: int) -> None:
+def report(plan: Plan, stamps: np.ndarray, n_layers: int) -> None:
     """Mean over SMs of waiting and working per operation, in us per layer."""
-    tasks = [task for _, _, task in plan]  # type: ignore[attr-defined]
+    tasks = [task for _, _, task in plan]
     ops = np.asarray([task.op for task in tasks])
     s = stamps.astype(np.int64)
-    n_sm = plan.n_sm  # type: ignore[attr-defined]
+    n_sm = plan.n_sm
     print(f"step inside the kernel: {(s[:, 2].max() - s[:, 0].min()) / 1e3:.0f} us")
     print("op          wait us  work us  work max-SM  (per layer, mean of SMs)")
     for op in Op:
@@ -87,9 +86,8 @@ def report(plan: object, stamps: np.ndarray, n_layers: int) -> None:
         if mine.any():
             per = n_layers if op not in (Op.EMBED, Op.HEAD, Op.SAMPLE) else 1
             wait, work = (s[mine, 1] - s[mine, 0]) / 1e3, (s[mine, 2] - s[mine, 1]) / 1e3
-            print(
-                f"{op.name:10} {wait.sum() / n_sm / per:8.2f} {work.sum() / n_sm / per:8.2f} {work.max():10.2f}"
-            )
+            mean_wait, mean_work = wait.sum() / n_sm / per, work.sum() / n_sm / per
+            print(f"{op.name:10} {mean_wait:8.2f} {mean_work:8.2f} {work.max():10.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drive a machine step by step, without the engine: fixed page tables, prompts fed token by token."""
+"""Drive a machine step by step, without the engine: fixed pages, prompts fed token by token."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,7 +79,10 @@ def test_gpu_runs_are_equal() -> None:
 def test_gpu_samples_like_cpu() -> None:
     """With a temperature, the tokens depend on seed and position only, and are those of the CPU."""
     _, weights = small_model()
-    settings = {"temperatures": [1.0, 0.7, 0.0, 2.0], "seeds": [1, 2, 3, 2**63 + 11]}
+    settings: dict[str, Any] = {
+        "temperatures": [1.0, 0.7, 0.0, 2.0],
+        "seeds": [1, 2, 3, 2**63 + 11],
+    }
     gpu = drive(CudaMachine(), weights, PROMPTS, 40, n_sm=device_sms(), **settings)
     cpu = drive(HostMachine(), weights, PROMPTS, 40, n_sm=3, **settings)
     greedy = drive(CudaMachine(), weights, PROMPTS, 40, n_sm=device_sms())

@@ -34,7 +34,9 @@ def test_deadlock(module: HostModule, seed: int) -> None:
     assert DEADLOCK == caught.value.code
     text = caught.value.report
     assert "deadlock: every thread of block" in text
-    assert f"barrier 1 at hangs.cu:{line_of('bar_sync(1, 64)')} (32 of 64 threads are there)" in text
+    assert (
+        f"barrier 1 at hangs.cu:{line_of('bar_sync(1, 64)')} (32 of 64 threads are there)" in text
+    )
     assert f"threads 32-63 wait in barrier 2 at hangs.cu:{line_of('bar_sync(2, 64)')}" in text
     assert time.monotonic() - start < 5
 
@@ -65,7 +67,9 @@ def test_divergence(
 def test_time_limit(module: HostModule, kernel: str) -> None:
     """A poll that never succeeds ends with the launch's time, with every thread's place."""
     start = time.monotonic()
-    with pytest.raises(LaunchHangError, match="timeout: the kernel still ran after 0.3 s") as caught:
+    with pytest.raises(
+        LaunchHangError, match="timeout: the kernel still ran after 0.3 s"
+    ) as caught:
         module.get_function(kernel)((2,), (64,), (np.zeros(1, np.int32),), timeout_s=0.3)
     assert TIMEOUT == caught.value.code
     assert "threads 0 poll at hangs.cu" in caught.value.report

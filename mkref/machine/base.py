@@ -109,8 +109,9 @@ class StepInputs:
                 n_pages = int(position) // PAGE + 1 - first // PAGE
                 if len(pages) < n_pages or ((pages < 0) | (pages >= budget)).any():
                     raise MachineError(
-                        f"page_table: row {row} at position {position} needs {n_pages} pages of kind "
-                        f"{'sliding' if kind else 'full'} numbered 0..{budget - 1}, has {pages.tolist()}"
+                        f"page_table: row {row} at position {position} needs {n_pages} "
+                        f"{'sliding' if kind else 'full'} pages numbered 0..{budget - 1}, "
+                        f"has {pages.tolist()}"
                     )
 
 
@@ -160,7 +161,7 @@ class Machine(ABC):
         """
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a machine without memory of its own has nothing to do
         """Give memory back."""
 
 
@@ -217,6 +218,7 @@ class KernelMachine(Machine):
         """Tiles and gammas as this machine's memory, in place if possible."""
 
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
+        """Build, allocate, poison, and write what never changes."""
         self.plan, self.max_context, self.steps, self.unfinished = plan, max_context, 0, False
         self.build(plan)
         self.table = buffer_table(plan, max_context)
@@ -251,6 +253,7 @@ class KernelMachine(Machine):
             self.buffers[name], block = block[:size], block[size:]
 
     def step(self, inputs: StepInputs) -> np.ndarray:
+        """Send the inputs that changed, launch, read status and tokens in one copy."""
         inputs.check(self.plan, self.max_context)
         if self.unfinished:
             # A hang or Ctrl-C left the counters half way; they must agree with `steps` again.
@@ -298,7 +301,8 @@ class KernelMachine(Machine):
         self.write("status", np.zeros(self.table["status"].shape, np.int32))
         if code == NOT_FINITE:
             raise MachineError(
-                f"logits: row {what} is not finite at token {have}; the weights or the KV cache hold NaN"
+                f"logits: row {what} is not finite at token {have}; "
+                "the weights or the KV cache hold NaN"
             )
         record = self.plan.tasks[sm][task - int(self.plan.offsets()[sm])]
         name = self.plan.counters[what].name if code == 1 else str(what)
@@ -313,15 +317,19 @@ class KernelMachine(Machine):
         )
 
     def read(self, name: str) -> np.ndarray:
+        """Copy one buffer out."""
         return self.get(self.buffers[name], self.table[name])
 
     def write(self, name: str, array: np.ndarray) -> None:
+        """Copy an array into one buffer."""
         dtype = np.dtype(self.table[name].dtype)
         self._sent.pop(name, None)
         self.put(self.buffers[name], np.ascontiguousarray(array, dtype))
 
     def stamps(self) -> np.ndarray | None:
+        """The `trace` buffer, if the kernel was built with time stamps."""
         return self.read("trace") if self.trace else None
 
     def close(self) -> None:
+        """Drop all buffers."""
         self.buffers.clear()

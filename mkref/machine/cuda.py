@@ -37,7 +37,7 @@ def import_cupy() -> ModuleType:
         raise MachineError(reason)
     import cupy
 
-    return cupy  # type: ignore[no-any-return]
+    return cupy
 
 
 def why_no_gpu() -> str | None:
@@ -91,11 +91,13 @@ class CudaMachine(KernelMachine):
         self.shared = 0
 
     def build(self, plan: Plan) -> None:
+        """Compile for this GPU, or take the machine code from the cache."""
         cupy = self.cupy
         attributes = cupy.cuda.Device().attributes
         if plan.n_sm > attributes["MultiProcessorCount"]:
             raise MachineError(
-                f"n_sm: the plan has {plan.n_sm} SMs, this GPU has {attributes['MultiProcessorCount']}; "
+                f"n_sm: the plan has {plan.n_sm} SMs, "
+                f"this GPU has {attributes['MultiProcessorCount']}; "
                 "all blocks of the kernel must be resident at once"
             )
         ring = self.ring or ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"])
@@ -109,10 +111,12 @@ class CudaMachine(KernelMachine):
         self.kernel.max_dynamic_shared_size_bytes = self.shared
 
     def launch(self, params: np.ndarray) -> None:
+        """Launch and wait."""
         self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.shared)
         self.cupy.cuda.get_current_stream().synchronize()
 
     def allocate(self, buffer: Buffer, fill: int) -> Any:
+        """Device memory."""
         try:
             memory = self.cupy.empty(max(buffer.n_bytes, 16), self.cupy.uint8)
         except self.cupy.cuda.memory.OutOfMemoryError as error:
@@ -123,25 +127,30 @@ class CudaMachine(KernelMachine):
         return memory
 
     def put(self, memory: Any, array: np.ndarray) -> None:
+        """Copy to the device."""
         memory[: array.nbytes].set(array.reshape(-1).view(np.uint8))
 
     def get(self, memory: Any, buffer: Buffer) -> np.ndarray:
+        """Copy from the device."""
         flat = memory[: buffer.n_bytes].get()
-        return flat.view(np.dtype(buffer.dtype)).reshape(buffer.shape)  # type: ignore[no-any-return]
+        return flat.view(np.dtype(buffer.dtype)).reshape(buffer.shape)
 
     def address(self, memory: Any) -> int:
+        """Device pointer."""
         return int(memory.data.ptr)
 
     def weights_memory(self, weights: PackedWeights) -> tuple[Any, Any]:
+        """The weights in place if they lie on the GPU, else a copy there."""
         if weights.tiles.is_cuda:
             import torch
 
             views = (weights.tiles.view(torch.uint8), weights.gammas.view(torch.uint8))
-            return tuple(self.cupy.from_dlpack(v.reshape(-1)) for v in views)  # type: ignore[return-value]
+            return tuple(self.cupy.from_dlpack(v.reshape(-1)) for v in views)
         tiles, gammas = weights.words()
-        return tuple(self.cupy.asarray(a.reshape(-1).view(np.uint8)) for a in (tiles, gammas))  # type: ignore[return-value]
+        return tuple(self.cupy.asarray(a.reshape(-1).view(np.uint8)) for a in (tiles, gammas))
 
     def close(self) -> None:
+        """Give device memory back to the driver."""
         super().close()
         self.kernel = None
         self.cupy.get_default_memory_pool().free_all_blocks()

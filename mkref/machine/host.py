@@ -49,11 +49,13 @@ class HostMachine(KernelMachine):
         self.kernel: Any = None
 
     def build(self, plan: Plan) -> None:
+        """Compile with the system compiler, or take the library from the cache."""
         source = kernel_source(plan.config, self.ring, trace=self.trace)
         self.module = build(source, name="megakernel")
         self.kernel = self.module.get_function("megakernel")
 
     def launch(self, params: np.ndarray) -> None:
+        """Run the grid on the worker threads."""
         self.kernel(
             (self.plan.n_sm,),
             (THREADS,),
@@ -65,21 +67,26 @@ class HostMachine(KernelMachine):
         )
 
     def allocate(self, buffer: Buffer, fill: int) -> np.ndarray:
+        """Aligned host memory, as bulk copies want it."""
         # 16-byte alignment for bulk copies: over-allocate and cut.
         raw = np.full(buffer.n_bytes + 64, fill, np.uint8)
         offset = -raw.ctypes.data % 64
         return raw[offset : offset + buffer.n_bytes]
 
     def put(self, memory: np.ndarray, array: np.ndarray) -> None:
+        """Copy in."""
         memory[: array.nbytes] = array.reshape(-1).view(np.uint8)
 
     def get(self, memory: np.ndarray, buffer: Buffer) -> np.ndarray:
+        """Copy out."""
         return memory[: buffer.n_bytes].copy().view(np.dtype(buffer.dtype)).reshape(buffer.shape)
 
     def address(self, memory: np.ndarray) -> int:
+        """Address of the first byte."""
         return int(memory.ctypes.data)
 
     def weights_memory(self, weights: PackedWeights) -> tuple[np.ndarray, np.ndarray]:
+        """The weights in place if they are aligned, else a copy."""
         tiles, gammas = (words.reshape(-1).view(np.uint8) for words in weights.words())
         if tiles.ctypes.data % 16 == 0:  # what a bulk copy needs; torch aligns to 64
             return tiles, gammas

@@ -47,7 +47,7 @@ def _nvrtc() -> ModuleType:
         raise MachineError(
             "CuPy is not installed; it brings the CUDA compiler: pip install 'mkref[gpu]'"
         ) from error
-    return nvrtc  # type: ignore[no-any-return]
+    return nvrtc
 
 
 def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:

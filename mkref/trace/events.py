@@ -148,6 +148,11 @@ class Trace:
         )
 
     @property
+    def where(self) -> str:
+        """What it was recorded on, in words; "" if the provenance does not say."""
+        return self.provenance.get("machine") or self.provenance.get("gpu", "")
+
+    @property
     def n_tasks(self) -> int:
         """Number of tasks on all SMs."""
         return len(self.times)

@@ -30,7 +30,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
     Returns:
         "traceEvents", "displayTimeUnit", and the provenance under "otherData".
     """
-    machine = trace.provenance.get("machine", "machine")
+    machine = trace.where or "machine"
     events = [_name("process_name", 0, f"{machine}: {trace.n_sm} SMs")]
     for sm in range(trace.n_sm):
         for tid, who in ((2 * sm, "consumers"), (2 * sm + 1, "loader")):

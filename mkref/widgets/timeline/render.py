@@ -40,7 +40,7 @@ def ticks(begin: float, end: float, n_most: int = 8) -> list[float]:
 
 def summary(view: Timeline, title: str) -> str:
     """The sentence under the picture."""
-    machine = title or view.trace.provenance.get("machine", "")
+    machine = title or view.trace.where
     label = view.trace.provenance.get("label", "measured")
     head = f"{machine} [{label}]: " if machine else f"[{label}] "
     return f"{head}{describe(view.trace)} {view.scope}"

@@ -16,9 +16,9 @@ import traitlets
 from mkref.trace.events import ISSUED, Trace
 from mkref.trace.perfetto import STREAMING
 from mkref.widgets.palette import GRID, INK, OUTLINE, WAIT, as_json
+from mkref.widgets.svg import PATTERNS
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure
-from mkref.widgets.svg import PATTERNS
 
 if TYPE_CHECKING:
     from mkref.widgets.figure import Figure
