@@ -40,7 +40,7 @@ def target() -> None:
 
     nano = models_root() / "nano"
     weights = load_checkpoint(nano) if (nano / "model.safetensors").is_file() else small_model()[1]
-    machine = CudaMachine()
+    machine = CudaMachine(checked="--checked" in sys.argv)
     machine.timeout_s = 300.0  # the tools slow the kernel down a hundred times and more
     prompts = [[5, 77, 300], [9, 8, 7], [400, 1], [3]]
     run = drive(
@@ -66,10 +66,11 @@ def main() -> int:
             "--tool",
             tool,
             "--kernel-name",
-            "regex:megakernel",
+            "kns=megakernel",
             sys.executable,
             __file__,
             "--target",
+            *(["--checked"] if tool == "racecheck" else []),
         ]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=500

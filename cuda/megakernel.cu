@@ -296,6 +296,9 @@ struct Route {
   float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
 };
 
+// One lane arrives at an mbarrier for its warp, or one thread for all consumers, after a barrier that
+// orders the others before it. `compute-sanitizer --tool racecheck` does not follow that order into an
+// mbarrier; for it there is a build (CHECKED) in which every thread arrives and waits for itself.
 struct Shared {
   alignas(16) uint8_t ring[RING_STAGES][STAGE_TILES * TILE_BYTES];
   alignas(16) uint2 activation[HIDDEN_TILES * LANES];  // normed x of all rows in B order
@@ -566,7 +569,7 @@ __device__ void publish_route(Context& c, const Task& task, uint32_t phase) {
     find_experts(c);
   }
   __syncwarp();
-  if (c.lane == 0) ptx::mbar_arrive(&c.s.route_full);
+  if (CHECKED || c.lane == 0) ptx::mbar_arrive(&c.s.route_full);
 }
 
 // The bytes of a task are a sequence of runs of consecutive tiles; the consumers open one Reader
@@ -668,7 +671,7 @@ struct Reader {
   }
   __device__ __forceinline__ void release() {
     __syncwarp();  // all lanes have read
-    if (c.lane == 0) ptx::mbar_arrive(&c.s.empty[c.ring.slot]);
+    if (CHECKED || c.lane == 0) ptx::mbar_arrive(&c.s.empty[c.ring.slot]);
     c.ring.advance();
   }
   // This lane's 16 bytes of tile `i`; tile `i + 1`, if in the same stage, lies LANES further.
@@ -1178,6 +1181,7 @@ __device__ void consumer(Context& c, int begin, int end) {
       if (c.stopped) c.s.stop = 1;
     }
     if (needs_route) {
+      if (CHECKED) wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
       routed_layer = task.layer;
       route_phase ^= 1;
     }
@@ -1188,8 +1192,9 @@ __device__ void consumer(Context& c, int begin, int end) {
     consumers_sync();  // every consumer's stores now precede thread 0's release
     if (c.thread == 0) {
       if (task.signal >= 0) ptx::red_release_add(c.p.counters + task.signal * COUNTER_STRIDE, 1);
-      if (task.flags & FLAG_RELEASE) ptx::mbar_arrive(&c.s.route_empty);
     }
+    if ((task.flags & FLAG_RELEASE) && (CHECKED || c.thread == 0))
+      ptx::mbar_arrive(&c.s.route_empty);
     if (TRACE && c.thread == 0) c.p.trace[(long long)c.task * 4 + 2] = ptx::now_ns();
   }
 }
@@ -1202,10 +1207,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   if (thread == 0) {
     for (int i = 0; i < RING_STAGES; i++) {
       ptx::mbar_init(&s.full[i], ptx::FULL_ARRIVALS);
-      ptx::mbar_init(&s.empty[i], CONSUMERS);
+      ptx::mbar_init(&s.empty[i], CHECKED ? CONSUMERS * 32 : CONSUMERS);
     }
-    ptx::mbar_init(&s.route_full, 1);
-    ptx::mbar_init(&s.route_empty, 1);
+    ptx::mbar_init(&s.route_full, CHECKED ? 32 : 1);
+    ptx::mbar_init(&s.route_empty, CHECKED ? CONSUMERS * 32 : 1);
     s.stop = 0;
     ptx::mbar_fence_init();
   }

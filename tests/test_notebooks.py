@@ -7,6 +7,7 @@ test_notebook_files.py.
 from __future__ import annotations
 
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from run_notebooks import WIDGET, complaints, normalise
 
 from mkref.lessons.check import exercise, exercises
 from tests.tree import ROOT, files
@@ -189,6 +191,25 @@ def test_ladder_names_the_lessons_that_exist() -> None:
     assert [f"{n:02d}" for n in range(1, 17)] == [number for number, _ in ladder]
     titles = {cells(path)[0].source.splitlines()[0].lower() for path in NOTEBOOKS[1:]}
     assert titles <= {f"# {number} {title}".lower() for number, title in ladder}
+
+
+def test_runner_keeps_what_nbval_compares() -> None:
+    """`make notebooks` drops live views, state, timings and this computer's name, nothing else."""
+    output = nbformat.v4.new_output(
+        "display_data", {WIDGET: {"model_id": "1"}, "text/plain": "a figure"}
+    )
+    told = nbformat.v4.new_output("stream", name="stdout", text=f"on {platform.platform()}\n")
+    cell = nbformat.v4.new_code_cell("figure", outputs=[output, told], execution_count=3)
+    cell.metadata = nbformat.from_dict({"execution": {"iopub.status.busy": "now"}, "tags": ["a"]})
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {"state": {}}})
+    normalise(notebook)
+    assert {"kernelspec", "language_info"} == notebook.metadata.keys()
+    assert ({"tags": ["a"]}, 3) == (cell.metadata, cell.execution_count)
+    assert {"text/plain": "a figure"} == output.data
+    assert f"on {platform.system()} {platform.machine()}\n" == told.text
+    assert [] == complaints(notebook)
+    told.name = "stderr"
+    assert 1 == len(complaints(notebook))
 
 
 def test_a_learner_solves_lesson_01() -> None:

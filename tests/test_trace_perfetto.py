@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mkref.errors import MkrefError
+from mkref.trace.events import ISSUED
 from mkref.trace.perfetto import STREAMING, chrome_trace, write_perfetto
 from tests.example_traces import example_trace
 
@@ -86,15 +87,20 @@ def test_tasks_of_a_thread_are_in_order(events: list[dict[str, Any]]) -> None:
 
 
 def test_waits_name_their_counter(events: list[dict[str, Any]]) -> None:
-    """There is a slice for every wait that took time, and it says for what."""
+    """There is a slice for every wait that took time, from begin to ready, and it says for what."""
     waited = [e for e in TRACE if e.wait and e.wait_ns > 0]
-    assert [e.wait for e in waited] == [e["args"]["counter"] for e in slices(events, "wait")]
+    waits = slices(events, "wait")
+    assert [e.wait for e in waited] == [e["args"]["counter"] for e in waits]
+    assert [e.begin / 1000 for e in waited] == [e["ts"] for e in waits]
+    assert [e.wait_ns / 1000 for e in waited] == [e["dur"] for e in waits]
 
 
 def test_loader_has_only_operations_that_stream(events: list[dict[str, Any]]) -> None:
-    """One slice for each streaming task, which ends when its last copy was issued."""
+    """One slice for each streaming task, from the issue of the task before to its own."""
     streamed = [e for e in TRACE if e.op in STREAMING]
     loads = slices(events, "load")
+    before = [TRACE.times[TRACE.tasks_of(e.sm)[e.index - 1], ISSUED] for e in streamed]
+    assert [int(t) for t in before] == [round(e["ts"] * 1000) for e in loads]
     assert [e.op for e in streamed] == [e["name"] for e in loads]
     assert [e.issued for e in streamed] == [round((e["ts"] + e["dur"]) * 1000) for e in loads]
 

@@ -75,6 +75,16 @@ def test_picture_has_one_bar_per_task() -> None:
     assert [f"SM {sm}" for sm in range(4)] == re.findall(r">(SM \d)<", svg)
 
 
+def test_picture_has_one_hatched_bar_per_wait() -> None:
+    """Waits that are wide enough to be seen are drawn, from begin to ready."""
+    view = timeline(TRACE)
+    path = re.findall(r'<path d="([^"]*)" fill="[^"]*" stroke="#8a8a8a"', figure(view).svg)
+    scale = 828 / (view.end - view.begin)
+    seen = [e.wait_ns * scale for e in TRACE if e.wait_ns * scale >= 0.4]
+    widths = [float(width) for width in re.findall(r"h(\d[\d.]*)v", "".join(path))]
+    assert seen == pytest.approx(widths, abs=0.06)
+
+
 def test_figure_is_the_same_twice() -> None:
     """The notebook's comparison relies on it."""
     assert figure(timeline(TRACE)) == figure(timeline(example_trace(4)))

@@ -76,6 +76,7 @@ class CudaMachine(KernelMachine):
     Args:
         trace: build the kernel with time stamps.
         ring: shape of the shared-memory ring; default: as large as the GPU allows.
+        checked: the build for a race checker, see `kernel_source`.
 
     Raises:
         MachineError: no CuPy, no driver, no GPU, or a GPU older than Ampere.
@@ -83,10 +84,12 @@ class CudaMachine(KernelMachine):
 
     name = "cuda"
 
-    def __init__(self, *, trace: bool = False, ring: Ring | None = None) -> None:
+    def __init__(
+        self, *, trace: bool = False, ring: Ring | None = None, checked: bool = False
+    ) -> None:
         super().__init__(trace=trace)
         self.cupy = import_cupy()
-        self.ring = ring
+        self.ring, self.checked = ring, checked
         self.kernel: Any = None
         self.shared = 0
 
@@ -101,7 +104,7 @@ class CudaMachine(KernelMachine):
                 "all blocks of the kernel must be resident at once"
             )
         ring = self.ring or ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"])
-        source = kernel_source(plan.config, ring, trace=self.trace)
+        source = kernel_source(plan.config, ring, trace=self.trace, checked=self.checked)
         arch = architecture(*_capability(cupy))
         version = cupy.cuda.nvrtc.getVersion()
         key = hashlib.sha256(f"{source}{arch}{OPTIONS}{version}".encode()).hexdigest()
