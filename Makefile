@@ -29,7 +29,7 @@ NO_BROWSER := $(shell [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || [ "$$(unam
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check bench test-gpu lock clean
+.PHONY: help lab test check notebooks bench test-gpu lock clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is"
@@ -59,6 +59,9 @@ check: $(TEST_READY) ## lint, formatting and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+
+notebooks: $(TEST_READY) ## run the notebooks in place, so that their stored outputs are this version's
+	$(PY) scripts/run_notebooks.py
 
 ifeq ($(GPU),)
 bench test-gpu:

@@ -41,7 +41,7 @@ def decode() -> list[str]:
         f"""\
 One decode step of the 30-billion geometry, synthetic weights, host included (measured:
 `bench/results/h200/full_geometry.json`; {origin(record)}).
-This version of the kernel is written to be right and clear. The bound is bytes / 4.814 TB/s, with
+This version of the kernel is written to be right and clear. The bound is bytes / 4.814 TB/s with
 the experts that uniform routing hits (derived).
 """,
         "| context | batch | ms per step | tokens/s | bound, ms | share of the bound | memory, GB |",

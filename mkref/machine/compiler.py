@@ -59,15 +59,17 @@ class Compiler:
         return "clang" in self.version
 
 
-@functools.cache
 def _compiler_at(command: str) -> Compiler | None:
-    words = shlex.split(command)
-    if not words or shutil.which(words[0]) is None:
-        return None
-    done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return None
-    return Compiler(tuple(words), done.stdout.splitlines()[0].strip())
+    words = tuple(shlex.split(command))
+    path = shutil.which(words[0]) if words else None
+    version = _version((path, *words[1:])) if path else None
+    return Compiler(words, version) if version else None
+
+
+@functools.cache
+def _version(command: tuple[str, ...]) -> str | None:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout else None
 
 
 def find_compiler(sanitize: Sanitizer = None) -> Compiler:

@@ -132,4 +132,10 @@ def kernel_source(
         checked: every thread arrives and waits for itself, so that a race checker can follow.
     """
     kernel = (cuda_root() / "megakernel.cu").read_text()
-    return _header(config, ring, trace, checked) + _TYPES + _params() + '#line 1 "megakernel.cu"\n' + kernel
+    return (
+        _header(config, ring, trace, checked)
+        + _TYPES
+        + _params()
+        + '#line 1 "megakernel.cu"\n'
+        + kernel
+    )

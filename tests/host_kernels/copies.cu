@@ -18,9 +18,9 @@ __device__ void start(Ring& s) {
   __syncthreads();
 }
 
-// Warp 2 streams n stages through the ring; warps 0 and 1 sum them. FORGET_FULL and FORGET_EMPTY leave
-// one wait out.
-extern "C" __global__ void stream(long long* out, const int* source, int n) {
+// Warp 2 streams n stages through the ring; warps 0 and 1 sum them. `forget` leaves one wait out.
+enum Forget { NOTHING, FULL_WAIT, EMPTY_WAIT };
+extern "C" __global__ void stream(long long* out, const int* source, int n, int forget) {
   Ring& s = *(Ring*)ptx::shared_memory();
   start(s);
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -28,15 +28,13 @@ extern "C" __global__ void stream(long long* out, const int* source, int n) {
   for (int i = 0; i < n; i++) {
     int slot = i % STAGES, phase = i / STAGES & 1;
     if (warp == 2) {
-#ifndef FORGET_EMPTY
-      while (!ptx::mbar_try_wait(&s.empty[slot], phase ^ 1)) ptx::pause();
-#endif
+      if (forget != EMPTY_WAIT)
+        while (!ptx::mbar_try_wait(&s.empty[slot], phase ^ 1)) ptx::pause();
       __syncwarp();  // or lane 0 runs ahead, and the parity that the others wait for passes twice
       ptx::copy_async(s.data[slot], source + i * STAGE_INTS, sizeof(s.data[slot]), &s.full[slot]);
     } else {
-#ifndef FORGET_FULL
-      while (!ptx::mbar_try_wait(&s.full[slot], phase)) ptx::pause();
-#endif
+      if (forget != FULL_WAIT)
+        while (!ptx::mbar_try_wait(&s.full[slot], phase)) ptx::pause();
       for (int k = lane; k < STAGE_INTS; k += 32) sum = sum * 3 + s.data[slot][k];
       __syncwarp();
       if (lane == 0) ptx::mbar_arrive(&s.empty[slot]);

@@ -29,7 +29,7 @@ _LOOK = {
 def gigabytes(n_bytes: float) -> str:
     """Bytes as text.
 
-    >>> gigabytes(7.1305e9), gigabytes(25_165_824), gigabytes(204_800)
+    >>> gigabytes(7_130_521_600), gigabytes(25_165_824), gigabytes(204_800)
     ('7.131 GB', '25.2 MB', '0.2 MB')
     """
     return f"{n_bytes / 1e9:.3f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.1f} MB"
