@@ -856,13 +856,16 @@ __device__ void qkv(Context& c, const Task& task) {
   });
 }
 
-// The token of this step is not in its page yet when the loader copies it. Its key and value are
-// put into the fragments in registers, and values after it, where the page holds whatever was there
-// before, become zeros.
-__device__ __forceinline__ uint32_t patch_values(uint32_t pair, int key, int now, uint16_t value) {
-  if (key == now) return value;  // the low half is the new key, the high half lies after it
-  if (key + 1 == now) return (pair & 0xffffu) | (uint32_t)value << 16;
-  return key > now ? 0u : pair;
+// The token of this step is not in its page yet when the loader copies it: its key and value are put
+// into the fragments in registers. Values that the row does not see, after that token or before its
+// window, become zeros: their weight is 0, but 0 times the NaN of a page used before would be NaN.
+__device__ __forceinline__ uint32_t patch_values(uint32_t pair, int key, int first, int now,
+                                                 uint16_t value) {
+  uint32_t low = key == now ? value : pair & 0xffffu;
+  uint32_t high = key + 1 == now ? value : pair >> 16;
+  if (key < first || key > now) low = 0;
+  if (key + 1 < first || key + 1 > now) high = 0;
+  return low | high << 16;
 }
 
 // Scores of the 16 keys of this warp's tile against the heads of the group: rows are keys, columns
@@ -922,7 +925,8 @@ __device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const A
   o[2] = o[2] * scale0;
   o[3] = o[3] * scale1;
   float sum = 0.0f;
-  const int now = item.range.last - page * PAGE;
+  // Keys of the page that the row sees: first..now.
+  const int first = item.range.first - page * PAGE, now = item.range.last - page * PAGE;
   const uint16_t* v_new = c.p.v_new + item.row * KV_WIDTH + item.head * HEAD_DIM + c.warp * 16;
   const uint4* tiles = reader.tile(KEY_TILES * DIM_TILES + c.warp * KEY_TILES);
 #pragma unroll 1
@@ -934,12 +938,12 @@ __device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const A
     sum = sum + bf16_to_float((uint16_t)p.y);
     sum = sum + bf16_to_float((uint16_t)(p.y >> 16));
     uint4 a = tiles[j * LANES];
-    if (now < PAGE) {
+    if (now < PAGE || first > 0) {
       const int key = j * 16 + 2 * c.quad;
-      a.x = patch_values(a.x, key, now, v_new[c.group]);
-      a.y = patch_values(a.y, key, now, v_new[c.group + 8]);
-      a.z = patch_values(a.z, key + 8, now, v_new[c.group]);
-      a.w = patch_values(a.w, key + 8, now, v_new[c.group + 8]);
+      a.x = patch_values(a.x, key, first, now, v_new[c.group]);
+      a.y = patch_values(a.y, key, first, now, v_new[c.group + 8]);
+      a.z = patch_values(a.z, key + 8, first, now, v_new[c.group]);
+      a.w = patch_values(a.w, key + 8, first, now, v_new[c.group + 8]);
     }
     ptx::mma_m16n8k16(o, a, p);
   }

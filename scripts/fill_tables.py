@@ -44,7 +44,7 @@ One decode step of the 30-billion geometry, synthetic weights, host included (me
 This version of the kernel is written to be right and clear. The bound is bytes / 4.814 TB/s with
 the experts that uniform routing hits (derived).
 """,
-        "| context | batch | ms per step | tokens/s | bound, ms | share of the bound | memory, GB |",
+        "| context | batch | ms per step | tokens/s | bound, ms | share of bound | memory, GB |",
         "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:

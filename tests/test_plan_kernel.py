@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from mkref.machine.base import StepInputs
+from mkref.machine.base import KernelMachine, StepInputs
 from mkref.machine.host import HostMachine
 from mkref.machine.interpreter import InterpreterMachine
 from mkref.plan import BUFFERS, build_plan
 from mkref.reference.scalars import to_bf16
+from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
 from mkref.weights.synthetic import synthetic_weights
 from tests.decode import small_config
 
@@ -44,3 +46,36 @@ def test_every_buffer_is_the_same_as_after_the_kernel() -> None:
     interpreted, kernel = results
     different = {name for name in BUFFERS if interpreted[name].tobytes() != kernel[name].tobytes()}
     assert different <= OF_THE_PLAN
+
+
+@pytest.mark.parametrize("make", [HostMachine, InterpreterMachine])
+def test_what_a_row_does_not_see_is_never_used(make: type[KernelMachine]) -> None:
+    """NaN in every key and value before a window and after the token leaves the logits as they are."""
+    weights = synthetic_weights(small_config(), seed=3)
+    config, rows, pages = weights.config, 3, 4
+    positions = np.array([200, 70, 130], dtype=np.int32)
+    plan = build_plan(config, 2, full_pages=rows * pages, sliding_pages=rows * pages)
+    table = np.arange(rows * pages, dtype=np.int32).reshape(1, rows, pages).repeat(2, axis=0)
+    machine = make()
+    machine.load(plan, weights, pages * PAGE)
+    kv = to_bf16(np.random.default_rng(2).standard_normal(machine.table["kv"].shape))
+    seen = np.zeros(kv.shape, dtype=np.uint16)
+    for layer in range(config.num_hidden_layers):
+        for row, last in enumerate(positions):
+            first = max(0, last - config.sliding_window + 1) if config.is_sliding(layer) else 0
+            for page in range(pages):
+                key = page * PAGE + np.arange(PAGE)
+                # Not the token of this step: its key and value come from the step itself.
+                mask = ((key >= first) & (key < last)).astype(np.uint16)[:, None]
+                mask = mask.repeat(config.head_dim, axis=1)
+                for head in range(config.num_key_value_heads):
+                    base = plan.pool.base(config, layer)
+                    at = kv_tile(base, int(table[0, row, page]), head, config)
+                    seen[at : at + config.head_dim // 2] = pack_kv_page(mask, mask)
+    logits = []
+    for cache in (kv, np.where(seen, kv, np.uint16(0x7FFF))):
+        machine.write("kv", cache)
+        machine.step(StepInputs(np.array([5, 6, 7], dtype=np.int32), positions, table))
+        logits.append(machine.logits(rows))
+    assert np.isfinite(logits[0]).all()
+    assert logits[0].tobytes() == logits[1].tobytes()

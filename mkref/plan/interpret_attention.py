@@ -3,8 +3,7 @@
 All items of a task are worked on side by side: first every item's first page, then the second page
 of those that have one.
 
-What it does not do: read a key or value that the row cannot see. The one exception is the kernel's
-too: values before a sliding window, in the page in which the window begins, are multiplied by 0.
+What it does not do: read a key or value that the row cannot see.
 
 Notation: I items, G query heads of a KV head, D head dimension.
 """
@@ -112,7 +111,7 @@ def _page(
     keys[here, :, now[here]] = s.buffers["k_new"][items.row[here], items.head[here]]
     values[here, now[here]] = s.buffers["v_new"][items.row[here], items.head[here]]
     keys *= visible[:, None, :]  # their scores become -inf below
-    values *= (every <= now[:, None])[:, :, None]
+    values *= visible[:, :, None]
 
     zeros = np.zeros((len(items), q.shape[2], PAGE), dtype=F32)
     scores = chain(zeros, keys, q) * score_scale(s.config.head_dim)
