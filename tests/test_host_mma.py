@@ -78,7 +78,7 @@ def one_mma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     drop = np.clip(np.maximum(length - 24, -149 - unit), 0, 62)
     with np.errstate(over="ignore", invalid="ignore"):
         result = np.ldexp((magnitude >> drop).astype(np.float64), unit + drop).astype(np.float32)
-        result = np.where(total == 0, 0, np.where(total < 0, -result, result)).astype(np.float32)
+        result = np.where(total < 0, -result, result) + np.float32(0)  # never -0
         plain = (bf16_value(a4) * bf16_value(b4)).sum(axis=2) + c.astype(np.float64)
     special = ~np.isfinite(plain)
     result[special] = plain[special].astype(np.float32)

@@ -50,7 +50,7 @@ def test_every_buffer_is_the_same_as_after_the_kernel() -> None:
 
 @pytest.mark.parametrize("make", [HostMachine, InterpreterMachine])
 def test_what_a_row_does_not_see_is_never_used(make: type[KernelMachine]) -> None:
-    """NaN in every key and value before a window and after the token leaves the logits as they are."""
+    """NaN before a window and after the token, in keys and values, does not change the logits."""
     weights = synthetic_weights(small_config(), seed=3)
     config, rows, pages = weights.config, 3, 4
     positions = np.array([200, 70, 130], dtype=np.int32)

@@ -357,8 +357,8 @@ class TestStep:
             ({"tokens": [97]}, ("tokens: row 0 has 97", "0..96")),
             ({"positions": [256]}, ("positions: row 0 has 256", "0..255")),
             ({"positions": [3, 4]}, ("positions: 2 values for 1 tokens",)),
-            ({"page_table": [[[-1]], [[0]]]}, ("page_table: row 0", "kind full", "-1")),
-            ({"page_table": [[[0]], [[99]]]}, ("page_table: row 0", "kind sliding", "99")),
+            ({"page_table": [[[-1]], [[0]]]}, ("page_table: row 0", "full pages", "-1")),
+            ({"page_table": [[[0]], [[99]]]}, ("page_table: row 0", "sliding pages", "99")),
             ({"temperatures": [np.nan]}, ("temperatures: row 0 has nan",)),
         ],
     )

@@ -1,8 +1,8 @@
 // __syncthreads and named barriers (bar.sync).
 //
-// A thread that exits stops being expected by __syncthreads, as on the GPU. But the GPU's barriers are
-// met by whole warps: a barrier that some lanes of a warp never reach, because they exited or went
-// another way, is undefined there and an error here, whatever the schedule.
+// A thread that exits stops being expected by __syncthreads, as on the GPU. But the GPU's barriers
+// are met by whole warps: a barrier that some lanes of a warp never reach, because they exited or
+// went another way, is undefined there and an error here, whatever the schedule.
 #pragma once
 
 #include "scheduler.h"
@@ -40,9 +40,10 @@ HOST_RUNTIME __attribute__((noinline)) inline void check_arrival(Fiber* self, in
          id, site.file, site.line);
   }
   if (w->exited) {
-    fail(worker, DIVERGENCE,
-         "divergence: thread %u waits at barrier %d (%s:%d), but lanes %08x of its warp have exited",
-         me, id, site.file, site.line, w->exited);
+    fail(
+        worker, DIVERGENCE,
+        "divergence: thread %u waits at barrier %d (%s:%d), but lanes %08x of its warp have exited",
+        me, id, site.file, site.line, w->exited);
   }
   if (bar.arrived && bar.expected != expected) {
     fail(worker, DIVERGENCE,
@@ -64,10 +65,11 @@ HOST_RUNTIME __attribute__((noinline)) inline void barrier_wait(int id, unsigned
   Block* block = self->block;
   Barrier& bar = block->barriers[id];
   bool first = bar.arrived == 0;
-  bool strange = w->exited | (w->at_barrier && (w->barrier != id ||
-                                                w->barrier_site.line != site.line)) |
+  bool strange = w->exited |
+                 (w->at_barrier && (w->barrier != id || w->barrier_site.line != site.line)) |
                  (!first && (bar.expected != expected || (id == 0 && bar.site.line != site.line)));
-  if (strange) [[unlikely]] check_arrival(self, id, expected, site);
+  if (strange) [[unlikely]]
+    check_arrival(self, id, expected, site);
   if (first) {
     bar.expected = expected;
     bar.site = site;

@@ -1,9 +1,10 @@
 // Leave one stack and continue on another: the only machine-dependent part of the emulator.
 //
-// x86-64 and arm64 switch with a few instructions, written as inline assembly that tells the compiler
-// "every register is gone" instead of saving them all: what is live is spilled, nothing else. It jumps
-// instead of returning, because a return to another stack is mispredicted every time (about 5 ns).
-// Every other machine uses ucontext; -DHOST_UCONTEXT selects it anywhere, so that it can be tested.
+// x86-64 and arm64 switch with a few instructions, written as inline assembly that tells the
+// compiler "every register is gone" instead of saving them all: what is live is spilled, nothing
+// else. It jumps instead of returning, because a return to another stack is mispredicted every time
+// (about 5 ns). Every other machine uses ucontext; -DHOST_UCONTEXT selects it anywhere, so that it
+// can be tested.
 #pragma once
 
 #include <cstdint>
@@ -84,7 +85,7 @@ HOST_RUNTIME inline __attribute__((always_inline)) void switch_context(Context& 
   register Context* x0 asm("x0") = old_context;
   register Context* x1 asm("x1") = new_context;
   // x16 is the register through which a jump may enter a function or pass "bti j" (hint 36) when
-  // branch targets are enforced. x18 belongs to the platform and is neither used nor changed.
+  // branch targets are enforced. On some systems x18 belongs to the platform and nobody changes it.
   asm volatile(
       "adr x16, 1f\n\t"
       "mov x17, sp\n\t"
@@ -99,10 +100,14 @@ HOST_RUNTIME inline __attribute__((always_inline)) void switch_context(Context& 
       : "+r"(x0), "+r"(x1)
       :
       : "x2", "x3", "x4", "x5", "x6", "x7", "x8", "x9", "x10", "x11", "x12", "x13", "x14", "x15",
-        "x16", "x17", "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30",
-        "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13",
-        "v14", "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26",
-        "v27", "v28", "v29", "v30", "v31", "memory", "cc");
+        "x16", "x17",
+#if !defined(__APPLE__) && !defined(__ANDROID__)
+        "x18",
+#endif
+        "x19", "x20", "x21", "x22", "x23", "x24", "x25", "x26", "x27", "x28", "x30", "v0", "v1",
+        "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14", "v15",
+        "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",
+        "v29", "v30", "v31", "memory", "cc");
 #endif
 }
 

@@ -1,8 +1,8 @@
 // Bulk copies that land late, and the mbarrier word that counts their bytes.
 //
-// On the GPU cp.async.bulk returns at once and its bytes appear some time later, in any order. Here a
-// copy is queued and performed at a random later scheduling point; it reads its source then, too. A
-// kernel that does not wait for the mbarrier therefore sees poison or old bytes.
+// On the GPU cp.async.bulk returns at once and its bytes appear some time later, in any order. Here
+// a copy is queued and performed at a random later scheduling point; it reads its source then, too.
+// A kernel that does not wait for the mbarrier therefore sees poison or old bytes.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,11 @@ struct Random {  // splitmix64
   }
 };
 
-// The 64 bits of an mbarrier. As on the GPU a phase ends when no arrival and no byte is outstanding,
-// and then the next one begins with the same number of expected arrivals.
+// The 64 bits of an mbarrier. As on the GPU a phase ends when no arrival and no byte is
+// outstanding, and then the next one begins with the same number of expected arrivals.
 struct MbarrierWord {
-  static constexpr uint64_t LIMIT = (1u << 20) - 1;  // PTX: of the counts and of the bytes of a phase
+  static constexpr uint64_t LIMIT =
+      (1u << 20) - 1;  // PTX: of the counts and of the bytes of a phase
   uint64_t pending : 20;
   uint64_t count : 20;
   uint64_t bytes : 21;

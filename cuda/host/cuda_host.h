@@ -2,9 +2,9 @@
 //
 //   c++ -x c++ -std=c++20 -O2 -ffp-contract=off -include cuda/host/cuda_host.h kernel.cu ...
 //
-// A CUDA thread is a fiber (fiber.h, context.h), a block belongs to one OS thread (scheduler.h), and
-// inline PTX hides behind `ptx::` functions (ptx.h). launch.h starts a kernel and ends it: with a
-// result, or with a report of who waited where. What is not here: partial masks, clusters, wgmma,
+// A CUDA thread is a fiber (fiber.h, context.h), a block belongs to one OS thread (scheduler.h),
+// and inline PTX hides behind `ptx::` functions (ptx.h). launch.h starts a kernel and ends it: with
+// a result, or with a report of who waited where. What is not here: partial masks, clusters, wgmma,
 // tensor maps, textures, static __shared__ arrays, fences (ThreadSanitizer cannot see them).
 #pragma once
 
@@ -13,18 +13,42 @@
 #include <cstring>
 
 // Vector types with CUDA's names, sizes and alignments.
-struct alignas(8) int2 { int x, y; };
-struct alignas(16) int4 { int x, y, z, w; };
-struct alignas(8) uint2 { unsigned x, y; };
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-constexpr int2 make_int2(int x, int y) { return {x, y}; }
-constexpr int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-constexpr float2 make_float2(float x, float y) { return {x, y}; }
-constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct alignas(8) int2 {
+  int x, y;
+};
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+constexpr int2 make_int2(int x, int y) {
+  return {x, y};
+}
+constexpr int4 make_int4(int x, int y, int z, int w) {
+  return {x, y, z, w};
+}
+constexpr uint2 make_uint2(unsigned x, unsigned y) {
+  return {x, y};
+}
+constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+  return {x, y, z, w};
+}
+constexpr float2 make_float2(float x, float y) {
+  return {x, y};
+}
+constexpr float4 make_float4(float x, float y, float z, float w) {
+  return {x, y, z, w};
+}
 
 #include "ptx.h"
 
@@ -33,8 +57,12 @@ constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y,
 #define blockDim (::host::current->block->dim)
 #define gridDim (::host::current->block->grid)
 
-inline void __syncthreads(HOST_SITE) { host::barrier_wait(0, 0, site); }
-inline void __syncwarp(unsigned = 0xffffffffu, HOST_SITE) { host::sync_warp(site); }
+inline void __syncthreads(HOST_SITE) {
+  host::barrier_wait(0, 0, site);
+}
+inline void __syncwarp(unsigned = 0xffffffffu, HOST_SITE) {
+  host::sync_warp(site);
+}
 inline unsigned __ballot_sync(unsigned, int predicate, HOST_SITE) {
   return host::ballot(predicate != 0, site);
 }
@@ -57,13 +85,27 @@ inline T __shfl_up_sync(unsigned, T value, int delta, HOST_SITE) {
   return host::shuffle_value(value, source >= 0 ? source : host::current->lane, site);
 }
 
-inline unsigned __float_as_uint(float v) { return std::bit_cast<unsigned>(v); }
-inline float __uint_as_float(unsigned v) { return std::bit_cast<float>(v); }
-inline int __float_as_int(float v) { return std::bit_cast<int>(v); }
-inline float __int_as_float(int v) { return std::bit_cast<float>(v); }
-inline int __popc(unsigned v) { return std::popcount(v); }
-inline int __ffs(int v) { return v ? std::countr_zero(static_cast<unsigned>(v)) + 1 : 0; }
-inline int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
+inline unsigned __float_as_uint(float v) {
+  return std::bit_cast<unsigned>(v);
+}
+inline float __uint_as_float(unsigned v) {
+  return std::bit_cast<float>(v);
+}
+inline int __float_as_int(float v) {
+  return std::bit_cast<int>(v);
+}
+inline float __int_as_float(int v) {
+  return std::bit_cast<float>(v);
+}
+inline int __popc(unsigned v) {
+  return std::popcount(v);
+}
+inline int __ffs(int v) {
+  return v ? std::countr_zero(static_cast<unsigned>(v)) + 1 : 0;
+}
+inline int __clz(int v) {
+  return std::countl_zero(static_cast<unsigned>(v));
+}
 
 #include "export.h"
 #include "launch.h"

@@ -1,9 +1,10 @@
 // How an OS thread whose fibers all poll goes to sleep, and how a release by another one wakes it.
 //
-// Spinning is fastest while every worker has a core. When it has not, a spinning worker keeps the one it
-// waits for from running: with one busy process beside two workers on two cores a step took ten times as
-// long. So a worker spins for some microseconds and then sleeps until somebody releases a word.
-// Under ThreadSanitizer nobody rings, because ringing would order the kernel's threads.
+// Spinning is fastest while every worker has a core. When it has not, a spinning worker keeps the
+// one it waits for from running: with one busy process beside two workers on two cores a step took
+// ten times as long. So a worker spins for some microseconds and then sleeps until somebody
+// releases a word. Under ThreadSanitizer nobody rings, because ringing would order the kernel's
+// threads.
 #pragma once
 
 #include <atomic>
@@ -28,8 +29,9 @@ struct Doorbell {
     changed.notify_all();
   }
 
-  // Sleep until somebody has rung since `seen` was read, at most a millisecond: words may also change
-  // without a ring. The order (sleepers, then rings) is opposite to the ringer's, so one sees the other.
+  // Sleep until somebody has rung since `seen` was read, at most a millisecond: words may also
+  // change without a ring. The order (sleepers, then rings) is opposite to the ringer's, so one
+  // sees the other.
   void sleep(unsigned seen) {
     std::unique_lock lock(mutex);
     sleepers.fetch_add(1);

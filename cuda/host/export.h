@@ -46,14 +46,15 @@ using LaunchFunction = int (*)(const unsigned*, unsigned long long, void**, int,
 
 }  // namespace host
 
-#define HOST_EXPORT(name)                                                                         \
-  extern "C" __attribute__((visibility("default"))) int host_parameters_##name(int* sizes, int n) { \
-    return host::describe_parameters(name, sizes, n);                                             \
-  }                                                                                               \
-  extern "C" __attribute__((visibility("default"))) int host_launch_##name(                       \
-      const unsigned* shape, unsigned long long shared_bytes, void** values, int workers,         \
-      unsigned long long seed, double timeout_s, unsigned long long stack_bytes, char* report,    \
-      unsigned long long report_bytes) {                                                          \
-    return host::launch_from_c(name, shape, shared_bytes, values, workers, seed, timeout_s,       \
-                               stack_bytes, report, report_bytes);                                \
+#define HOST_EXPORT(name)                                                                      \
+  extern "C"                                                                                   \
+      __attribute__((visibility("default"))) int host_parameters_##name(int* sizes, int n) {   \
+    return host::describe_parameters(name, sizes, n);                                          \
+  }                                                                                            \
+  extern "C" __attribute__((visibility("default"))) int host_launch_##name(                    \
+      const unsigned* shape, unsigned long long shared_bytes, void** values, int workers,      \
+      unsigned long long seed, double timeout_s, unsigned long long stack_bytes, char* report, \
+      unsigned long long report_bytes) {                                                       \
+    return host::launch_from_c(name, shape, shared_bytes, values, workers, seed, timeout_s,    \
+                               stack_bytes, report, report_bytes);                             \
   }

@@ -1,8 +1,8 @@
 // The machine as data: fibers (CUDA threads) in warps in blocks, and where each thread stands.
 //
-// Every existing lane of a warp is in exactly one of the warp's masks (`ready`, `arrived`, `at_barrier`,
-// `parked`, `polling`, `exited`), so waking a whole warp is one OR and finding the next lane is one
-// count-trailing-zeros. Nothing here is locked: a block belongs to one OS thread.
+// Every existing lane of a warp is in exactly one of the warp's masks (`ready`, `arrived`,
+// `at_barrier`, `parked`, `polling`, `exited`), so waking a whole warp is one OR and finding the
+// next lane is one count-trailing-zeros. Nothing here is locked: a block belongs to one OS thread.
 #pragma once
 
 #include <bit>
@@ -80,8 +80,9 @@ struct MmaBuffer {
   alignas(64) float c[8][16];     // [column][row]
 };
 
-// What lanes hand to each other. There are two per warp and collectives alternate between them: a lane
-// that runs ahead into the next collective must not overwrite what a slower lane has yet to read.
+// What lanes hand to each other. There are two per warp and collectives alternate between them: a
+// lane that runs ahead into the next collective must not overwrite what a slower lane has yet to
+// read.
 struct Exchange {
   uint64_t value[WARP_SIZE];
   uint32_t ballot;

@@ -2,8 +2,9 @@
 //
 // A launch always ends: when all threads have exited, when a
 // worker finds a deadlock, a divergence or a misuse, or when its time is up. In the last cases the
-// fibers are dropped where they stand. A thread that never reaches a scheduling point is pulled out of
-// its loop by a signal; if even that fails, its memory is left to it and the launch returns anyway.
+// fibers are dropped where they stand. A thread that never reaches a scheduling point is pulled out
+// of its loop by a signal; if even that fails, its memory is left to it and the launch returns
+// anyway.
 #pragma once
 
 #include <pthread.h>
@@ -78,7 +79,8 @@ inline void run_blocks(LaunchState& state, int number) {
 
 // An OS thread of the launch.
 inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
-  std::fesetenv(FE_DFL_ENV);  // denormals kept, round to nearest: a new thread inherits its parent's
+  std::fesetenv(
+      FE_DFL_ENV);  // denormals kept, round to nearest: a new thread inherits its parent's
   try {
     run_blocks(*state, number);
   } catch (const std::bad_alloc&) {
@@ -107,7 +109,7 @@ HOST_RUNTIME inline void leave_kernel(int) {
 inline void interrupt_workers(LaunchState& state) {
   static std::mutex one_at_a_time;
   std::lock_guard turn(one_at_a_time);
-  struct sigaction action {}, before {};
+  struct sigaction action{}, before{};
   action.sa_handler = leave_kernel;
   sigaction(SIGURG, &action, &before);
   {
@@ -140,9 +142,9 @@ inline void await_end(LaunchState& state) {
   std::unique_lock lock(state.mutex);
   auto all_done = [&] { return state.running == 0; };
   double seconds = std::min(state.options.timeout_s, 1e9);
-  auto limit = std::chrono::steady_clock::now() +
-               std::chrono::duration_cast<std::chrono::nanoseconds>(
-                   std::chrono::duration<double>(seconds));
+  auto limit =
+      std::chrono::steady_clock::now() +
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
   state.done.wait_until(lock, limit, [&] { return all_done() || state.stop.is_set(); });
   if (all_done()) return;
   if (!state.stop.is_set()) {
@@ -156,7 +158,8 @@ inline void await_end(LaunchState& state) {
   interrupt_workers(state);
 }
 
-// Run `entry(arguments)` in every thread of the grid. Returns a Code and sets `report` if it is not OK.
+// Run `entry(arguments)` in every thread of the grid. Returns a Code and sets `report` if it is not
+// OK.
 inline int launch(const Shape& shape, const Options& options, void (*entry)(void*),
                   std::shared_ptr<void> arguments, std::string& report) {
   unsigned long long threads = shape.threads(), n_blocks = shape.n_blocks();

@@ -1,7 +1,8 @@
 // mbarriers: arrivals, bytes, phases, and threads that wait for them.
 //
-// try_wait on the GPU suspends the thread for a bounded time. Here it parks the thread until the phase
-// ends; if nothing else can run, it returns false after all, so that a kernel's own bounded wait works.
+// try_wait on the GPU suspends the thread for a bounded time. Here it parks the thread until the
+// phase ends; if nothing else can run, it returns false after all, so that a kernel's own bounded
+// wait works.
 #pragma once
 
 #include "scheduler.h"
@@ -27,8 +28,10 @@ HOST_RUNTIME inline MbarrierWord* initialised_word(const uint64_t* bar, const ch
   __tsan_read8(word);  // races with an initialisation that no barrier separates from this use
 #endif
   if (word->mark != MbarrierWord::MARK) {
-    fail(worker_of(current), MISUSE, "%s (%s:%d): the mbarrier at shared memory offset %d was never "
-         "initialised", what, site.file, site.line,
+    fail(worker_of(current), MISUSE,
+         "%s (%s:%d): the mbarrier at shared memory offset %d was never "
+         "initialised",
+         what, site.file, site.line,
          static_cast<int>(reinterpret_cast<const unsigned char*>(bar) - current->block->shared));
   }
   return word;
@@ -68,8 +71,10 @@ HOST_RUNTIME inline void mbarrier_arrive(uint64_t* bar, uint32_t bytes, const ch
                                          Site site) {
   MbarrierWord* word = initialised_word(bar, what, site);
   if (word->pending == 0) {
-    fail(worker_of(current), MISUSE, "%s (%s:%d): more arrivals in one phase than the mbarrier's "
-         "count of %u", what, site.file, site.line, static_cast<unsigned>(word->count));
+    fail(worker_of(current), MISUSE,
+         "%s (%s:%d): more arrivals in one phase than the mbarrier's "
+         "count of %u",
+         what, site.file, site.line, static_cast<unsigned>(word->count));
   }
   if (word->bytes + bytes > MbarrierWord::LIMIT) {
     fail(worker_of(current), MISUSE, "%s (%s:%d): %u bytes in one phase, at most %u are counted",
@@ -148,12 +153,16 @@ HOST_RUNTIME inline void start_copy(void* to, const void* from, uint32_t bytes, 
   }
   auto offset = static_cast<unsigned char*>(to) - block->shared;
   if (offset < 0 || offset + bytes > static_cast<ptrdiff_t>(block->shared_bytes)) {
-    fail(worker, MISUSE, "copy_async (%s:%d): %u bytes at %p are not inside the block's %zu bytes of "
-         "shared memory", site.file, site.line, bytes, to, block->shared_bytes);
+    fail(worker, MISUSE,
+         "copy_async (%s:%d): %u bytes at %p are not inside the block's %zu bytes of "
+         "shared memory",
+         site.file, site.line, bytes, to, block->shared_bytes);
   }
   if (out_of_bounds(from, bytes)) {
-    fail(worker, MISUSE, "copy_async (%s:%d): AddressSanitizer: %u bytes at %p leave the source "
-         "buffer", site.file, site.line, bytes, from);
+    fail(worker, MISUSE,
+         "copy_async (%s:%d): AddressSanitizer: %u bytes at %p leave the source "
+         "buffer",
+         site.file, site.line, bytes, from);
   }
   mbarrier_arrive(bar, bytes, "copy_async", site);
   worker->copies.add({to, from, bytes, bar, block, {}});

@@ -1,9 +1,9 @@
 // mma.sync.m16n8k16 (bf16 x bf16 + f32) with the sums that Hopper's tensor cores make.
 //
 // `fused_sum` is `one_sum` (mma_model.h) for many rows at a time, on floats: the power of two in a
-// number (its bits without the significand) stands for its exponent, a product of two bf16 is exact,
-// and scaling by 2^(F - e) and converting to int cuts towards zero. It is used where no step can leave
-// the range of a float.
+// number (its bits without the significand) stands for its exponent, a product of two bf16 is
+// exact, and scaling by 2^(F - e) and converting to int cuts towards zero. It is used where no step
+// can leave the range of a float.
 #pragma once
 
 #include <bit>
@@ -93,13 +93,14 @@ HOST_RUNTIME inline Floats unchanged(Floats c) {
   return c == c ? c + 0.0f : reinterpret_cast<Floats>(nan);
 }
 
-// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Rows outside the safe range
-// are flagged and left as they were.
+// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Rows outside the safe
+// range are flagged and left as they were.
 HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, const Rows& rows,
                                                                   const Column& column, int i,
                                                                   int first) {
   constexpr int F = MmaModel::FRACTION_BITS, PAIRS = MmaModel::FUSED_PRODUCTS / 2;
-  static_assert(F <= 25 && F >= F32_FRACTION && PAIRS <= 8, "the int32 sum of products could overflow");
+  static_assert(F <= 25 && PAIRS <= 8, "the int32 sum of products could overflow");
+  static_assert(F >= F32_FRACTION, "c alone would be cut");
   // Below LOW a term may be a denormal float, above HIGH the result an infinity.
   constexpr float LOW = 0x1p-100f, HIGH = 0x1p120f;
   Floats most[2] = {reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & EXPONENT), Floats{}};
@@ -133,8 +134,8 @@ HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, con
   Floats safe_c = reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & ~skip);
   Ints start = __builtin_convertvector(safe_c * scale, Ints);
   // The sum needs up to 33 bits. In a double it is exact; clearing low bits cuts towards zero.
-  Doubles total = __builtin_convertvector(sums[0] + sums[1], Doubles) +
-                  __builtin_convertvector(start, Doubles);
+  Doubles total =
+      __builtin_convertvector(sums[0] + sums[1], Doubles) + __builtin_convertvector(start, Doubles);
   Longs cut = reinterpret_cast<Longs>(total) & ~((int64_t{1} << (53 - MmaModel::RESULT_BITS)) - 1);
   Floats result = __builtin_convertvector(reinterpret_cast<Doubles>(cut), Floats);
   Floats unit = reinterpret_cast<Floats>(reinterpret_cast<Ints>(largest) - (F << F32_FRACTION));
@@ -172,8 +173,9 @@ HOST_RUNTIME __attribute__((noinline)) inline void multiply(MmaBuffer& x) {
 typedef float Quad __attribute__((vector_size(16)));
 
 // The instruction, as one lane of a warp sees it. Fragments as in the PTX manual: g = lane / 4,
-// t = lane % 4; a holds (row g or g+8, k 2t or 2t+8), b (k 2t or 2t+8, column g), c (row, column 2t).
-// c comes and goes in a register: writing its parts to memory and loading them as one would stall.
+// t = lane % 4; a holds (row g or g+8, k 2t or 2t+8), b (k 2t or 2t+8, column g), c (row, column
+// 2t). c comes and goes in a register: writing its parts to memory and loading them as one would
+// stall.
 HOST_RUNTIME __attribute__((noinline)) inline Quad mma(Quad c, const uint32_t* a, const uint32_t* b,
                                                        Site site) {
   Fiber* self = current;

@@ -1,6 +1,7 @@
 // One sum of the tensor core: "One mma" of docs/numerics.md for a single output, step by step.
 //
-// mma.h computes the same for whole tiles and comes here only where its floats could leave their range.
+// mma.h computes the same for whole tiles and comes here only where its floats could leave their
+// range.
 #pragma once
 
 #include <bit>
@@ -13,15 +14,16 @@ namespace host {
 
 // The model of the hardware, in one place. A probe of a real GPU may adjust it.
 struct MmaModel {
-  static constexpr int FRACTION_BITS = 25;  // F: terms are cut to multiples of 2^(e - F)
+  static constexpr int FRACTION_BITS = 25;   // F: terms are cut to multiples of 2^(e - F)
   static constexpr int FUSED_PRODUCTS = 16;  // products added to c in one fused sum: 16, 8 or 4
-  static constexpr int RESULT_BITS = 24;    // the sum is cut to so many significant bits
+  static constexpr int RESULT_BITS = 24;     // the sum is cut to so many significant bits
   static constexpr uint32_t NAN_BITS = 0x7fffffff;
 };
 
 constexpr int BF16_FRACTION = 7, F32_FRACTION = 23, F32_BIAS = 127;
 
-// A finite number as sign, integer significand and exponent: value = significand 2^(exponent - fraction).
+// A finite number as sign, integer significand and exponent: value = significand 2^(exponent -
+// fraction).
 struct Term {
   bool negative;
   uint32_t significand;
@@ -45,8 +47,8 @@ HOST_RUNTIME inline int64_t aligned(const Term& t, int fraction, int e) {
   return t.negative ? -magnitude : magnitude;
 }
 
-// One output: c + the products of row `row` and one column, as one fused sum over the FUSED_PRODUCTS
-// values of k that start with pair `first`. A sum of zero is +0.
+// One output: c + the products of row `row` and one column, as one fused sum over the
+// FUSED_PRODUCTS values of k that start with pair `first`. A sum of zero, or cut to nothing, is +0.
 HOST_RUNTIME __attribute__((noinline)) inline float one_sum(float c, const uint32_t (&a)[8][16],
                                                             int row, const uint32_t (&b)[8],
                                                             int first) {
@@ -83,7 +85,7 @@ HOST_RUNTIME __attribute__((noinline)) inline float one_sum(float c, const uint3
     unit += drop;
   }
   float result = std::ldexp(static_cast<float>(magnitude), unit);
-  return sum < 0 ? -result : result;
+  return sum < 0 && magnitude ? -result : result;
 }
 
 }  // namespace host

@@ -1,9 +1,9 @@
 // One kernel launch as a program of its own, for builds that an ordinary Python cannot load.
 //
 // A folder holds the launch: `launch.txt` and a file per buffer and per argument value. The program
-// allocates every buffer exactly as large as it is, so that AddressSanitizer sees the first byte beyond,
-// puts the new addresses where the old ones were, runs the kernel and writes the buffers back.
-// mkref/machine/sanitize.py writes the folder and reads it again.
+// allocates every buffer exactly as large as it is, so that AddressSanitizer sees the first byte
+// beyond, puts the new addresses where the old ones were, runs the kernel and writes the buffers
+// back. mkref/machine/sanitize.py writes the folder and reads it again.
 #pragma once
 
 #include <cstdio>

@@ -44,7 +44,8 @@ HOST_RUNTIME inline void bar_sync(int id, int n_threads, Site site) {
       n_threads > current->block->n_warps * WARP_SIZE) {
     fail(worker_of(current), MISUSE,
          "bar_sync(%d, %d) (%s:%d): the id must be in 1..%d and the threads whole warps of the "
-         "block's %d", id, n_threads, site.file, site.line, N_BARRIERS - 1, current->block->n_warps);
+         "block's %d",
+         id, n_threads, site.file, site.line, N_BARRIERS - 1, current->block->n_warps);
   }
   barrier_wait(id, static_cast<unsigned>(n_threads), site);
 }
@@ -62,7 +63,9 @@ HOST_RUNTIME inline void copy_async(void* shared, const void* global, unsigned b
 namespace ptx {
 
 // Dynamic shared memory of the block, aligned to 1024 bytes, filled with 0xFF (NaN) at launch.
-HOST_RUNTIME inline unsigned char* shared_memory() { return host::current->block->shared; }
+HOST_RUNTIME inline unsigned char* shared_memory() {
+  return host::current->block->shared;
+}
 
 // Arrivals that `copy_async` makes on the mbarrier of a stage.
 constexpr int FULL_ARRIVALS = 1;
@@ -109,11 +112,15 @@ inline void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b, HOST_SIT
   for (int i = 0; i < 4; i++) c[i] = sums[i];
 }
 
-inline void bar_sync(int id, int n_threads, HOST_SITE) { host::bar_sync(id, n_threads, site); }
-inline void pause(HOST_SITE) { host::poll(nullptr, site); }
+inline void bar_sync(int id, int n_threads, HOST_SITE) {
+  host::bar_sync(id, n_threads, site);
+}
+inline void pause(HOST_SITE) {
+  host::poll(nullptr, site);
+}
 inline unsigned long long now_ns() {
-  return static_cast<unsigned long long>(
-      std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+  return static_cast<unsigned long long>(std::chrono::steady_clock::now().time_since_epoch() /
+                                         std::chrono::nanoseconds(1));
 }
 
 }  // namespace ptx

@@ -1,7 +1,7 @@
 // Who waits where: the text of a launch that did not end.
 //
-// It groups the threads of a block by what they wait for, so that 288 threads make three lines. It runs
-// on the worker's own stack after the fibers have stopped for good.
+// It groups the threads of a block by what they wait for, so that 288 threads make three lines. It
+// runs on the worker's own stack after the fibers have stopped for good.
 #pragma once
 
 #include <cstdio>
@@ -57,17 +57,19 @@ inline std::string describe(const Block& b, const Warp& w, int lane) {
   if (!f.waiting.site.line) return "can run";
   // In a wait, or woken to look again. A null address is a pause.
   auto offset = static_cast<const unsigned char*>(f.waiting.address) - b.shared;
-  if (b.shared && f.waiting.address && offset >= 0 && offset < static_cast<ptrdiff_t>(b.shared_bytes)) {
+  if (b.shared && f.waiting.address && offset >= 0 &&
+      offset < static_cast<ptrdiff_t>(b.shared_bytes)) {
     const MbarrierWord* word = word_of(static_cast<const uint64_t*>(f.waiting.address));
     return format("wait for the mbarrier at shared memory offset %d, parity %u, at ", int(offset),
-                  f.waiting.parity) + place(f.waiting.site) +
+                  f.waiting.parity) +
+           place(f.waiting.site) +
            format(" (phase %d: %u of %u arrivals and %u bytes are missing)", int(word->phase),
                   unsigned(word->pending), unsigned(word->count), unsigned(word->bytes));
   }
   std::string text = "poll at " + place(f.waiting.site);
   if (!f.last_load) return text;
-  return text + format(" (last loaded %d from %p)", f.last_value,
-                       static_cast<const void*>(f.last_load));
+  return text +
+         format(" (last loaded %d from %p)", f.last_value, static_cast<const void*>(f.last_load));
 }
 
 inline std::string describe(const Block& b) {

@@ -1,10 +1,10 @@
 // What ThreadSanitizer and AddressSanitizer must be told about fibers; empty in an ordinary build.
 //
-// To ThreadSanitizer every CUDA thread is a thread of its own, and a switch between two of them orders
-// nothing: only barriers, mbarriers, bulk copies and real atomics do. AddressSanitizer must know which
-// stack it is on. The emulator's own bookkeeping is plain data shared by all fibers of a worker (only
-// one of them runs at a time), so its functions are kept out of the instrumentation with HOST_RUNTIME;
-// they use raw arrays, because a std:: template would be instrumented again.
+// To ThreadSanitizer every CUDA thread is a thread of its own, and a switch between two of them
+// orders nothing: only barriers, mbarriers, bulk copies and real atomics do. AddressSanitizer must
+// know which stack it is on. The emulator's own bookkeeping is plain data shared by all fibers of a
+// worker (only one of them runs at a time), so its functions are kept out of the instrumentation
+// with HOST_RUNTIME; they use raw arrays, because a std:: template would be instrumented again.
 #pragma once
 
 #include <cstddef>
@@ -50,8 +50,8 @@ void* __asan_region_is_poisoned(void* address, size_t size);
 
 namespace host {
 
-// One side of an ordering: everything before a release happens before everything after an acquire of
-// the same address that comes later.
+// One side of an ordering: everything before a release happens before everything after an acquire
+// of the same address that comes later.
 HOST_RUNTIME inline void sync_release([[maybe_unused]] const void* address) {
 #if HOST_TSAN
   __tsan_release(const_cast<void*>(address));
@@ -63,10 +63,10 @@ HOST_RUNTIME inline void sync_acquire([[maybe_unused]] const void* address) {
 #endif
 }
 
-// ThreadSanitizer tells at most 255 threads apart; with more it forgets orderings and misses races. A
-// larger launch is therefore shown to it as one thread per warp, which hides races within a warp only.
-// The limit lets one block of 288 threads through, where misses are still rare. -DHOST_TSAN_THREADS=n
-// moves it.
+// ThreadSanitizer tells at most 255 threads apart; with more it forgets orderings and misses races.
+// A larger launch is therefore shown to it as one thread per warp, which hides races within a warp
+// only. The limit lets one block of 288 threads through, where misses are still rare.
+// -DHOST_TSAN_THREADS=n moves it.
 #ifndef HOST_TSAN_THREADS
 #define HOST_TSAN_THREADS 300
 #endif
@@ -91,8 +91,8 @@ struct SanitizerThread {
 #endif
     handle = nullptr;
   }
-  // Inlined, since clang counts calls and returns: a call that returns on another fiber's shadow stack
-  // would unbalance both.
+  // Inlined, since clang counts calls and returns: a call that returns on another fiber's shadow
+  // stack would unbalance both.
   HOST_RUNTIME __attribute__((always_inline)) void enter() const {
 #if HOST_TSAN
     __tsan_switch_to_fiber(handle, 1);  // 1: the switch itself orders nothing

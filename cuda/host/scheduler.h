@@ -1,9 +1,9 @@
 // One worker: the OS thread that owns some blocks and decides which of their threads runs next.
 //
-// Order: the lanes of a warp one after another, then the next warp that can run; threads in a polling
-// loop only when nobody else can, or now and then. A seed other than 0 shuffles lanes and warps. With
-// one worker everything is a function of the seed. Nothing here preempts a thread: it runs until it
-// meets a barrier, a collective, a wait or a poll.
+// Order: the lanes of a warp one after another, then the next warp that can run; threads in a
+// polling loop only when nobody else can, or now and then. A seed other than 0 shuffles lanes and
+// warps. With one worker everything is a function of the seed. Nothing here preempts a thread: it
+// runs until it meets a barrier, a collective, a wait or a poll.
 #pragma once
 
 #include <sched.h>
@@ -19,8 +19,8 @@ namespace host {
 
 enum Code { OK = 0, DEADLOCK = 1, DIVERGENCE = 2, TIMEOUT = 3, MISUSE = 4, BAD_LAUNCH = 5 };
 
-// Someone failed, or time is up. Set once, by anybody; seeing it late does no harm. Not std::atomic,
-// because ThreadSanitizer would take its loads for actions of the kernel's threads.
+// Someone failed, or time is up. Set once, by anybody; seeing it late does no harm. Not
+// std::atomic, because ThreadSanitizer would take its loads for actions of the kernel's threads.
 struct StopFlag {
   volatile bool value = false;
 
@@ -62,7 +62,9 @@ struct Worker {
   void wait_for_others();
 };
 
-HOST_RUNTIME inline Worker* worker_of(const Fiber* f) { return f->block->worker; }
+HOST_RUNTIME inline Worker* worker_of(const Fiber* f) {
+  return f->block->worker;
+}
 
 // Continue with `to`. Returns when somebody continues with `from`.
 HOST_RUNTIME inline __attribute__((always_inline)) void resume(Fiber* from, Fiber* to) {
@@ -80,7 +82,9 @@ HOST_RUNTIME inline __attribute__((always_inline)) void resume(Fiber* from, Fibe
 #endif
 }
 
-HOST_RUNTIME inline uint32_t bit_of(const Fiber* f) { return uint32_t{1} << f->lane; }
+HOST_RUNTIME inline uint32_t bit_of(const Fiber* f) {
+  return uint32_t{1} << f->lane;
+}
 
 HOST_RUNTIME inline void wake(Warp* w, uint32_t lanes) {
   if (lanes == 0) return;  // a warp in `ready` must have a lane that can run
@@ -166,7 +170,8 @@ HOST_RUNTIME __attribute__((noinline)) inline Fiber* Worker::pick() {
   }
 }
 
-// Nobody can run. Let time pass: a copy lands, or those who poll look again. False: all have exited.
+// Nobody can run. Let time pass: a copy lands, or those who poll look again. False: all have
+// exited.
 HOST_RUNTIME inline bool Worker::idle() {
   if (copies.pending) {
     copies.deliver(random.below(copies.pending));
@@ -207,7 +212,8 @@ HOST_RUNTIME inline void Worker::wake_waiting() {
   }
 }
 
-// Only threads of a block can release its barriers: a block in which everybody waits at one is lost.
+// Only threads of a block can release its barriers: a block in which everybody waits at one is
+// lost.
 HOST_RUNTIME __attribute__((noinline)) inline void Worker::check_stuck_blocks() {
   for (int i = 0; i < n_blocks; i++) {
     Block& b = blocks[i];

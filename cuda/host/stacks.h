@@ -1,8 +1,8 @@
 // Memory of a launch: fiber stacks with guard pages, and dynamic shared memory.
 //
-// Stacks are kept between launches, because mapping and touching 288 of them costs about a millisecond
-// a block. Their tops are spread over the cache sets: equal offsets would make the hot lines of all
-// threads compete for the same few places.
+// Stacks are kept between launches, because mapping and touching 288 of them costs about a
+// millisecond a block. Their tops are spread over the cache sets: equal offsets would make the hot
+// lines of all threads compete for the same few places.
 #pragma once
 
 #include <pthread.h>

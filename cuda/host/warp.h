@@ -26,7 +26,8 @@ namespace host {
        w->collective_site.line, self->lane, name_of(kind), site.file, site.line);
 }
 
-// Wait for the other lanes. `last` runs once, in the lane that arrives last, before any lane goes on.
+// Wait for the other lanes. `last` runs once, in the lane that arrives last, before any lane goes
+// on.
 template <class Last>
 HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collective kind,
                                                              Site site, Last last) {
@@ -34,7 +35,8 @@ HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collec
   if (w->arrived == 0) {
     w->kind = kind;
     w->collective_site = site;
-    if (w->exited) [[unlikely]] diverged(self, kind, site);
+    if (w->exited) [[unlikely]]
+      diverged(self, kind, site);
   } else if (w->kind != kind || w->collective_site.line != site.line) [[unlikely]] {
     diverged(self, kind, site);
   }
@@ -50,7 +52,8 @@ HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collec
   w->turn++;
   w->block->worker->progress++;
   // A warp that only ever meets itself must not keep the others from running.
-  if ((w->turn & 255) == 0 || w->shuffle) [[unlikely]] yield_warp(self);
+  if ((w->turn & 255) == 0 || w->shuffle) [[unlikely]]
+    yield_warp(self);
 }
 
 HOST_RUNTIME __attribute__((noinline)) inline void sync_warp(Site site) {

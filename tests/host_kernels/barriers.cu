@@ -36,7 +36,8 @@ extern "C" __global__ void indices(int* out) {
   out[block * threads + thread] = block * 1000 + thread;
 }
 
-extern "C" __global__ void shuffles(float* xor_sum, unsigned long long* from, unsigned* votes, double* pair) {
+extern "C" __global__ void shuffles(float* xor_sum, unsigned long long* from, unsigned* votes,
+                                    double* pair) {
   int t = threadIdx.x, lane = t & 31;
   float v = (float)(t * t);
   for (int x = 16; x > 0; x >>= 1) v += __shfl_xor_sync(0xffffffffu, v, x);
@@ -58,7 +59,8 @@ struct Mixed {
   float scale;
   float* y;
 };
-extern "C" __global__ void __launch_bounds__(64, 1) mixed(const __grid_constant__ Mixed p, const float* x, double bias) {
+extern "C" __global__ void __launch_bounds__(64, 1)
+    mixed(const __grid_constant__ Mixed p, const float* x, double bias) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < p.n) p.y[i] = p.scale * x[i] + (float)bias;
 }
@@ -70,7 +72,9 @@ __device__ __noinline__ int deep(int level, int seed) {
   if (level == 0) return frame[seed & 63];
   return deep(level - 1, frame[7]) + frame[level & 63];
 }
-extern "C" __global__ void recurse(int* out, int levels) { out[threadIdx.x] = deep(levels, threadIdx.x); }
+extern "C" __global__ void recurse(int* out, int levels) {
+  out[threadIdx.x] = deep(levels, threadIdx.x);
+}
 
 // The order in which threads run, as they draw tickets.
 extern "C" __global__ void tickets(int* next, int* out, int rounds) {

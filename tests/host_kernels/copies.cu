@@ -61,7 +61,8 @@ extern "C" __global__ void landing_order(int* out, const int* source) {
     }
   }
   for (int i = 0; i < STAGES; i++)
-    while (!ptx::mbar_try_wait(&s.full[i], 0)) {}
+    while (!ptx::mbar_try_wait(&s.full[i], 0)) {
+    }
 }
 
 // Reads what a copy brings without waiting for it; 1 means poison was seen.
@@ -70,7 +71,8 @@ extern "C" __global__ void impatient(int* out, const int* source) {
   start(s);
   ptx::copy_async(s.data[0], source, sizeof(s.data[0]), &s.full[0]);
   out[threadIdx.x] = s.data[0][threadIdx.x] == -1;
-  while (!ptx::mbar_try_wait(&s.full[0], 0)) {}
+  while (!ptx::mbar_try_wait(&s.full[0], 0)) {
+  }
 }
 
 // An mbarrier's life: results of single tries.

@@ -1,10 +1,19 @@
-// Blocks hand partial sums to block 0 through global counters, and get the total back. `bug` leaves one
-// step of the protocol out; on x86 the numbers stay right all the same, except for NO_BARRIER.
+// Blocks hand partial sums to block 0 through global counters, and get the total back. `bug` leaves
+// one step of the protocol out; on x86 the numbers stay right all the same, except for NO_BARRIER.
 // This file deliberately contains what a sanitizer must find.
 
 enum Bug {
-  NONE, NO_RELEASE, NO_ACQUIRE, NO_BARRIER, NO_FULL_WAIT, NO_EMPTY_WAIT, LANES_RACE,  // races
-  PAST_GLOBAL, PAST_SHARED, PAST_SOURCE, MISALIGNED                                   // addresses
+  NONE,
+  NO_RELEASE,
+  NO_ACQUIRE,
+  NO_BARRIER,
+  NO_FULL_WAIT,
+  NO_EMPTY_WAIT,
+  LANES_RACE,  // races
+  PAST_GLOBAL,
+  PAST_SHARED,
+  PAST_SOURCE,
+  MISALIGNED  // addresses
 };
 
 struct Arguments {
@@ -50,12 +59,14 @@ extern "C" __global__ void handover(Arguments a) {
     for (int i = 0; i < a.per_block; i += 64) {  // warp 0 copies, all threads read
       int k = r * (a.per_block / 64) + i / 64;
       if (t < 32) {
-        if (a.bug != NO_EMPTY_WAIT) while (!ptx::mbar_try_wait(&s.empty, (k & 1) ^ 1)) ptx::pause();
+        if (a.bug != NO_EMPTY_WAIT)
+          while (!ptx::mbar_try_wait(&s.empty, (k & 1) ^ 1)) ptx::pause();
         __syncwarp();
         int past = a.bug == PAST_SOURCE && b == blocks - 1 && i + 64 >= a.per_block ? 4 : 0;
         ptx::copy_async(s.stage, mine + i + past, sizeof(s.stage), &s.full);
       }
-      if (a.bug != NO_FULL_WAIT) while (!ptx::mbar_try_wait(&s.full, k & 1)) ptx::pause();
+      if (a.bug != NO_FULL_WAIT)
+        while (!ptx::mbar_try_wait(&s.full, k & 1)) ptx::pause();
       v += s.stage[t];
       ptx::mbar_arrive(&s.empty);
     }
@@ -63,12 +74,16 @@ extern "C" __global__ void handover(Arguments a) {
     if (a.bug == LANES_RACE && t < 32) s.sums[t & 1] = 1.0f;
     if (t == 0) {
       a.part[b] = sum;
-      if (a.bug == NO_RELEASE) add_relaxed(a.arrived);
-      else ptx::red_release_add(a.arrived, 1);
+      if (a.bug == NO_RELEASE)
+        add_relaxed(a.arrived);
+      else
+        ptx::red_release_add(a.arrived, 1);
       if (b == 0) {
         int want = blocks * (r + 1);
-        if (a.bug == NO_ACQUIRE) while (ptx::ld_relaxed(a.arrived) < want) ptx::pause();
-        else while (ptx::ld_acquire(a.arrived) < want) ptx::pause();
+        if (a.bug == NO_ACQUIRE)
+          while (ptx::ld_relaxed(a.arrived) < want) ptx::pause();
+        else
+          while (ptx::ld_acquire(a.arrived) < want) ptx::pause();
         float total = 0;
         for (int i = 0; i < blocks; i++) total += a.part[i];
         a.total[r] = total;

@@ -17,8 +17,10 @@ extern "C" __global__ void two_sites(int* out) {
 }
 
 extern "C" __global__ void half_warp_barrier(int* out) {
-  if (threadIdx.x < 16) __syncthreads();
-  else __syncwarp();
+  if (threadIdx.x < 16)
+    __syncthreads();
+  else
+    __syncwarp();
   out[0] = 1;
 }
 
@@ -50,13 +52,15 @@ extern "C" __global__ void never_signalled(int* flag) {
 
 extern "C" __global__ void never_paused(int* flag) {
   if (threadIdx.x == 0)
-    while (ptx::ld_acquire(flag) == 0) {}
+    while (ptx::ld_acquire(flag) == 0) {
+    }
   __syncthreads();
 }
 
 extern "C" __global__ void blind_loop(volatile int* flag) {
   if (threadIdx.x == 5)
-    while (*flag == 0) {}
+    while (*flag == 0) {
+    }
   __syncthreads();
 }
 
@@ -64,7 +68,8 @@ extern "C" __global__ void no_copy_comes(int* out) {
   uint64_t* bar = (uint64_t*)ptx::shared_memory();
   if (threadIdx.x == 0) ptx::mbar_init(bar, 1);
   __syncthreads();
-  while (!ptx::mbar_try_wait(bar, 0)) {}
+  while (!ptx::mbar_try_wait(bar, 0)) {
+  }
   out[0] = 1;
 }
 
@@ -74,7 +79,8 @@ extern "C" __global__ void misaligned(const char* source, int bytes, int to, int
   if (threadIdx.x == 0) ptx::mbar_init(bar, 1);
   __syncthreads();
   ptx::copy_async(shared + 64 + to, source + from, bytes, bar);
-  while (!ptx::mbar_try_wait(bar, 0)) {}
+  while (!ptx::mbar_try_wait(bar, 0)) {
+  }
 }
 
 extern "C" __global__ void uninitialised(int* out) {
