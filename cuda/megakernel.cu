@@ -296,9 +296,10 @@ struct Route {
   float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
 };
 
-// One lane arrives at an mbarrier for its warp, or one thread for all consumers, after a barrier that
-// orders the others before it. `compute-sanitizer --tool racecheck` does not follow that order into an
-// mbarrier; for it there is a build (CHECKED) in which every thread arrives and waits for itself.
+// One lane arrives at an mbarrier for its warp, or one thread for all consumers, after a barrier
+// that orders the others before it. `compute-sanitizer --tool racecheck` does not follow that order
+// into an mbarrier; for it there is a build (CHECKED) in which every thread arrives and waits for
+// itself.
 struct Shared {
   alignas(16) uint8_t ring[RING_STAGES][STAGE_TILES * TILE_BYTES];
   alignas(16) uint2 activation[HIDDEN_TILES * LANES];  // normed x of all rows in B order
@@ -702,8 +703,8 @@ __device__ __noinline__ Chain chain_tiles(Context c, int held, int first, int k_
   float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
   const bool active = c.group < c.p.rows;
   b += c.lane;
-  // Eight tiles of this warp span up to 64 tiles of the run. Where those lie in one stage, all loads
-  // go out before the first product: the activations may come from L2, a microsecond away.
+  // Eight tiles of this warp span up to 64 tiles of the run. Where those lie in one stage, all
+  // loads go out before the first product: activations may come from L2, a microsecond away.
   constexpr int BATCH = 8, SPAN = BATCH * CONSUMERS;
 #pragma unroll 1
   for (int at = c.warp; at < k_tiles; at += SPAN) {
@@ -856,9 +857,9 @@ __device__ void qkv(Context& c, const Task& task) {
   });
 }
 
-// The token of this step is not in its page yet when the loader copies it: its key and value are put
-// into the fragments in registers. Values that the row does not see, after that token or before its
-// window, become zeros: their weight is 0, but 0 times the NaN of a page used before would be NaN.
+// The token of this step is not in its page yet when the loader copies it: its key and value are
+// put into the fragments in registers. Values that the row does not see, after that token or before
+// its window, become zeros: their weight is 0, but 0 times the NaN of a page used before is NaN.
 __device__ __forceinline__ uint32_t patch_values(uint32_t pair, int key, int first, int now,
                                                  uint16_t value) {
   uint32_t low = key == now ? value : pair & 0xffffu;
@@ -1004,8 +1005,8 @@ __device__ void attention(Context& c, const Task& task) {
 }
 
 // Attention output from the results of the chunks, in ascending order; in B order for the output
-// projection. A warp makes 32 outputs of one head; for 32 chunks at a time its lanes hold one weight
-// each, so that every output costs one load and one addition per chunk.
+// projection. A warp makes 32 outputs of one head; for 32 chunks at a time its lanes hold one
+// weight each, so that every output costs one load and one addition per chunk.
 __device__ void merge(Context& c, const Task& task) {
   const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
 #pragma unroll 1

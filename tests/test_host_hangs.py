@@ -125,3 +125,25 @@ def test_mbarrier_misuse(module: HostModule) -> None:
     skew = -memory.ctypes.data % 16 // 8
     with pytest.raises(MachineError, match="more arrivals in one phase than the mbarrier's count"):
         module.get_function("too_many_arrivals")((1,), (32,), (memory[skew:],), 128)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args", "message"),
+    [
+        ("null_pointer", (), "thread 37 of block 0 accessed memory that is not there: 0x10"),
+        (
+            "deep_recursion",
+            (100000,),
+            r"thread 0 of block 0 needs more than its \d+ bytes of stack",
+        ),
+        ("large_frame", (5,), r"needs more than its \d+ bytes of stack \(set stack_bytes\)"),
+    ],
+)
+def test_faults(module: HostModule, kernel: str, args: tuple[int, ...], message: str) -> None:
+    """A wild pointer or an exhausted stack ends the launch, not the process; the next one works."""
+    out = np.zeros(64, np.int32)
+    values = [np.int32(a) for a in args]
+    with pytest.raises(MachineError, match=message):
+        module.get_function(kernel)((1,), (64,), (out, *values), workers=1)
+    if kernel == "large_frame":
+        module.get_function(kernel)((1,), (64,), (out, *values), stack_bytes=1 << 18)

@@ -1,14 +1,10 @@
 // Start a kernel on a grid, watch the clock, and end with a code and a text.
 //
-// A launch always ends: when all threads have exited, when a
-// worker finds a deadlock, a divergence or a misuse, or when its time is up. In the last cases the
-// fibers are dropped where they stand. A thread that never reaches a scheduling point is pulled out
-// of its loop by a signal; if even that fails, its memory is left to it and the launch returns
-// anyway.
+// A launch always ends: when all threads have exited, when a worker finds a deadlock, a divergence,
+// a fault or a misuse, or when its time is up. In the last cases the fibers are dropped where they
+// stand. A thread that never reaches a scheduling point is pulled out of its loop by a signal; if
+// even that fails, its memory is left to it and the launch returns anyway.
 #pragma once
-
-#include <pthread.h>
-#include <signal.h>
 
 #include <cfenv>
 #include <condition_variable>
@@ -21,6 +17,7 @@
 #include <vector>
 
 #include "report.h"
+#include "signals.h"
 #include "worker.h"
 
 namespace host {
@@ -82,6 +79,7 @@ inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
   std::fesetenv(
       FE_DFL_ENV);  // denormals kept, round to nearest: a new thread inherits its parent's
   try {
+    AlternateStack for_handlers;
     run_blocks(*state, number);
   } catch (const std::bad_alloc&) {
     std::lock_guard lock(state->mutex);
@@ -95,31 +93,14 @@ inline void run_worker(std::shared_ptr<LaunchState> state, int number) {
   state->done.notify_all();
 }
 
-// Signal handler: the thread does not come to a scheduling point, so pull it out of the kernel.
-HOST_RUNTIME inline void leave_kernel(int) {
-  Fiber* self = current;
-  if (!self || !self->block) return;  // not in a kernel
-  Worker* worker = worker_of(self);
-  if (!worker->stop->is_set()) return;
-  self->in_loop = true;
-  resume(self, &worker->self);
-}
-
-// SIGURG, because nobody misses one: it is ignored by default.
 inline void interrupt_workers(LaunchState& state) {
-  static std::mutex one_at_a_time;
-  std::lock_guard turn(one_at_a_time);
-  struct sigaction action{}, before{};
-  action.sa_handler = leave_kernel;
-  sigaction(SIGURG, &action, &before);
-  {
+  with_interrupt_handler([&] {
     std::unique_lock lock(state.mutex);
     for (int i = 0; i < state.n_workers; i++) {
       if (!state.ended[i]) pthread_kill(state.threads[i], SIGURG);
     }
     state.done.wait_for(lock, std::chrono::seconds(2), [&] { return state.running == 0; });
-  }
-  sigaction(SIGURG, &before, nullptr);
+  });
 }
 
 // The cause, then who waits where in the first few unfinished blocks.
@@ -176,6 +157,7 @@ inline int launch(const Shape& shape, const Options& options, void (*entry)(void
   int workers = options.workers > 0 ? options.workers : cores();
   state->n_workers = state->running = int(std::min<uint64_t>(uint64_t(workers), n_blocks));
   state->ended.resize(size_t(state->n_workers));
+  FaultGuard guard;
   std::vector<std::thread> pool;
   {
     std::lock_guard lock(state->mutex);

@@ -32,7 +32,12 @@ __all__ = ["Compiler", "Sanitizer", "compile_unit", "find_compiler"]
 Sanitizer = Literal["address", "thread"] | None
 """None, or what to instrument for: "address" includes undefined behaviour."""
 
-_COMMON = ("-x", "c++", "-std=c++20", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread", "-w")
+_COMMON = (
+    *("-x", "c++", "-std=c++20", "-pthread", "-w"),
+    "-ffp-contract=off",  # docs/numerics.md: one rounding per operation
+    "-fno-strict-aliasing",  # CUDA code reads bytes as what it likes
+    "-fstack-clash-protection",  # a large frame must touch the guard page, not jump over it
+)
 _SANITIZE: dict[Sanitizer, tuple[str, ...]] = {
     None: ("-O2", "-g1"),
     "address": (

@@ -57,7 +57,8 @@ class _PagedCache(KVCache):
             budget = self.plan.pool.sliding_pages if sliding else self.plan.pool.full_pages
             shape = (budget, k.shape[1], PAGE, k.shape[3])
             # Poison: a key that nobody wrote shows in the logits.
-            self.pools[layer] = tuple(k.new_full(shape, float("nan")) for _ in "kv")  # type: ignore[assignment]
+            empty = k.new_full(shape, float("nan"))
+            self.pools[layer] = (empty, empty.clone())
         pages = self.pages[int(sliding)]
         out = []
         for pool, new in zip(self.pools[layer], (k, v), strict=True):

@@ -96,3 +96,26 @@ extern "C" __global__ void too_many_arrivals(const char* source) {
   ptx::copy_async(shared + 64, source, 16, bar);
   ptx::mbar_arrive(bar);
 }
+
+// Faults.
+
+extern "C" __global__ void null_pointer(int* out) {
+  if (threadIdx.x == 37) *(volatile int*)(out == nullptr ? nullptr : (int*)16) = 1;
+  __syncthreads();
+}
+
+__device__ __noinline__ int deep(volatile int* frame_above, int level) {
+  volatile int frame[64];
+  frame[level & 63] = frame_above[0] + level;
+  return level == 0 ? frame[0] : deep(frame, level - 1) + frame[1];
+}
+extern "C" __global__ void deep_recursion(int* out, int levels) {
+  volatile int start[1] = {1};
+  out[threadIdx.x] = deep(start, levels);
+}
+
+extern "C" __global__ void large_frame(int* out, int n) {
+  volatile char frame[200000];
+  for (int i = 0; i < n; i++) frame[i * 997 % 200000] = (char)i;
+  out[threadIdx.x] = frame[n];
+}
