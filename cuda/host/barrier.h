@@ -81,12 +81,12 @@ HOST_RUNTIME __attribute__((noinline)) inline void barrier_wait(int id, unsigned
   const char* sync = &bar.sync[bar.turn & 1];
   sync_release(sync);
   w->at_barrier |= bit_of(self);
-  w->ready &= ~bit_of(self);
+  uint32_t ready = w->ready &= ~bit_of(self);
   if (++bar.arrived == (expected ? expected : block->live)) {
     open_barrier(block, id);
-    if (w->shuffle) suspend(self);
+    if (w->shuffle) yield_warp(self);
   } else {
-    suspend(self);
+    suspend(self, w, ready);
   }
   sync_acquire(sync);
 }

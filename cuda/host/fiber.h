@@ -105,8 +105,9 @@ struct Warp {
   const uint64_t* parked_on = nullptr;
   int index = 0;  // in the worker
   Block* block = nullptr;
-  Fiber* fibers = nullptr;  // 32 of them
-  char sync[2] = {};        // addresses for the sanitizer, by the parity of `turn`
+  Fiber* fibers = nullptr;   // 32 of them
+  char sync[2] = {};         // addresses for the sanitizer, by the parity of `turn`
+  Exchange* now = exchange;  // the buffer of this turn
   Exchange exchange[2];
 };
 

@@ -102,7 +102,7 @@ HOST_RUNTIME __attribute__((noinline)) inline bool park(const uint64_t* bar, uns
     w->polling |= bit_of(self);  // lanes of one warp wait for different mbarriers: rare, no list
   }
   worker_of(self)->waiting.set(w->index);
-  suspend(self);
+  suspend(self, w, w->ready);
   self->waiting.site = {};
   return word->phase != parity;
 }

@@ -40,22 +40,26 @@ HOST_RUNTIME inline bool any(const V& lanes) {
 struct Rows {
   Floats value[K / 2][2][M / ROWS];
   Floats power[K / 2][2][M / ROWS];
-  bool ordinary;  // no infinity, NaN or denormal
+  Ints zero[M / ROWS];  // whole rows of zeros
+  bool ordinary;        // no infinity, NaN or denormal
 };
 
 HOST_RUNTIME inline void unpack(const MmaBuffer& x, Rows& rows) {
   Ints strange{};
-  for (int p = 0; p < K / 2; p++) {
-    for (int i = 0; i < M / ROWS; i++) {
+  for (int i = 0; i < M / ROWS; i++) {
+    Ints all{};
+    for (int p = 0; p < K / 2; p++) {
       Ints pair = *reinterpret_cast<const Ints*>(&x.a[p][i * ROWS]);
       Ints halves[2] = {pair << 16, pair & static_cast<int32_t>(0xffff0000u)};
       for (int h = 0; h < 2; h++) {
         Ints power = halves[h] & EXPONENT;
         strange |= (power == EXPONENT) | ((power == 0) & ((halves[h] & 0x7fffffff) != 0));
+        all |= power;
         rows.value[p][h][i] = reinterpret_cast<Floats>(halves[h]);
         rows.power[p][h][i] = reinterpret_cast<Floats>(power);
       }
     }
+    rows.zero[i] = all == 0;
   }
   rows.ordinary = !any(strange);
 }
@@ -93,8 +97,8 @@ HOST_RUNTIME inline Floats unchanged(Floats c) {
   return c == c ? c + 0.0f : reinterpret_cast<Floats>(nan);
 }
 
-// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Rows outside the safe
-// range are flagged and left as they were.
+// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Returns the rows that are
+// not in the safe range; their c is left as it was.
 HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, const Rows& rows,
                                                                   const Column& column, int i,
                                                                   int first) {
@@ -111,19 +115,10 @@ HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, con
     }
   }
   Floats largest = most[0] > most[1] ? most[0] : most[1];
-  Ints nothing = largest == 0.0f;  // c (or a denormal c) and no product: c stays
-  Ints unsafe = ~((largest >= LOW) & (largest <= HIGH)) & ~nothing;
-  if (any(nothing)) {  // or products so small that even their power of two became zero
-    for (int p = first; p < first + PAIRS; p++) {
-      for (int h = 0; h < 2; h++) {
-        if (column.power[h][p] != 0.0f) unsafe |= nothing & (rows.power[p][h][i] != 0.0f);
-      }
-    }
-  }
+  Ints unsafe = ~((largest >= LOW) & (largest <= HIGH));
   // 2^(F - e), built from the exponent field of 2^e
-  Ints skip = nothing | unsafe;
   Ints scale_bits = ((2 * F32_BIAS + F) << F32_FRACTION) - reinterpret_cast<Ints>(largest);
-  Floats scale = reinterpret_cast<Floats>(scale_bits & ~skip);
+  Floats scale = reinterpret_cast<Floats>(scale_bits & ~unsafe);
   Ints sums[2] = {};
   for (int p = first; p < first + PAIRS; p++) {
     for (int h = 0; h < 2; h++) {
@@ -131,7 +126,7 @@ HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, con
       sums[h] += __builtin_convertvector(product * scale, Ints);
     }
   }
-  Floats safe_c = reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & ~skip);
+  Floats safe_c = reinterpret_cast<Floats>(reinterpret_cast<Ints>(c) & ~unsafe);
   Ints start = __builtin_convertvector(safe_c * scale, Ints);
   // The sum needs up to 33 bits. In a double it is exact; clearing low bits cuts towards zero.
   Doubles total =
@@ -139,27 +134,23 @@ HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, con
   Longs cut = reinterpret_cast<Longs>(total) & ~((int64_t{1} << (53 - MmaModel::RESULT_BITS)) - 1);
   Floats result = __builtin_convertvector(reinterpret_cast<Doubles>(cut), Floats);
   Floats unit = reinterpret_cast<Floats>(reinterpret_cast<Ints>(largest) - (F << F32_FRACTION));
-  c = nothing ? unchanged(c) : unsafe ? c : result * unit;
-  return unsafe;
+  c = rows.zero[i] ? unchanged(c) : unsafe ? c : result * unit;
+  return unsafe & ~rows.zero[i];
 }
 
-// Column `j` of c <- c + A B.
-HOST_RUNTIME inline void multiply_column(MmaBuffer& x, const Rows& rows, int j) {
-  constexpr int G = MmaModel::FUSED_PRODUCTS;
+// One column of c <- c + A B; returns the rows that are still to be done.
+HOST_RUNTIME inline void multiply_column(MmaBuffer& x, const Rows& rows, int j, int first,
+                                         Ints (&left)[M / ROWS]) {
   Floats* c = reinterpret_cast<Floats*>(x.c[j]);
   if (is_zero(x.b[j]) && rows.ordinary) {
-    for (int i = 0; i < M / ROWS; i++) c[i] = unchanged(c[i]);
+    for (int i = 0; i < M / ROWS; i++) c[i] = unchanged(c[i]), left[i] = Ints{};
     return;
   }
   Column column;
   unpack(x.b[j], column);
-  bool ordinary = rows.ordinary && column.ordinary;
-  for (int first = 0; first < K / 2; first += G / 2) {
-    for (int i = 0; i < M / ROWS; i++) {
-      Floats before = c[i];
-      if (ordinary && !any(fused_sum(c[i], rows, column, i, first))) continue;
-      for (int r = 0; r < ROWS; r++) c[i][r] = one_sum(before[r], x.a, i * ROWS + r, x.b[j], first);
-    }
+  for (int i = 0; i < M / ROWS; i++) {
+    bool ordinary = rows.ordinary && column.ordinary;
+    left[i] = ordinary ? fused_sum(c[i], rows, column, i, first) : ~Ints{};
   }
 }
 
@@ -167,7 +158,20 @@ HOST_RUNTIME inline void multiply_column(MmaBuffer& x, const Rows& rows, int j) 
 HOST_RUNTIME __attribute__((noinline)) inline void multiply(MmaBuffer& x) {
   Rows rows;
   unpack(x, rows);
-  for (int j = 0; j < N; j++) multiply_column(x, rows, j);
+  for (int first = 0; first < K / 2; first += MmaModel::FUSED_PRODUCTS / 2) {
+    Ints left[N][M / ROWS], all{};
+    for (int j = 0; j < N; j++) {
+      multiply_column(x, rows, j, first, left[j]);
+      for (int i = 0; i < M / ROWS; i++) all |= left[j][i];
+    }
+    if (!any(all)) continue;
+    for (int j = 0; j < N; j++) {
+      for (int row = 0; row < M; row++) {
+        if (left[j][row / ROWS][row % ROWS] == 0) continue;
+        x.c[j][row] = one_sum(x.c[j][row], x.a, row, x.b[j], first);
+      }
+    }
+  }
 }
 
 typedef float Quad __attribute__((vector_size(16)));
@@ -179,7 +183,8 @@ typedef float Quad __attribute__((vector_size(16)));
 HOST_RUNTIME __attribute__((noinline)) inline Quad mma(Quad c, const uint32_t* a, const uint32_t* b,
                                                        Site site) {
   Fiber* self = current;
-  MmaBuffer& x = self->warp->exchange[self->warp->turn & 1].mma;
+  Warp* w = self->warp;
+  MmaBuffer& x = w->now->mma;
   unsigned g = unsigned(self->lane) >> 2, t = unsigned(self->lane) & 3;
   uint32_t* to_a = &x.a[t][g];
   uint32_t* to_b = &x.b[g][t];
@@ -194,7 +199,7 @@ HOST_RUNTIME __attribute__((noinline)) inline Quad mma(Quad c, const uint32_t* a
   to_c[M] = c[1];
   to_c[8] = c[2];
   to_c[M + 8] = c[3];
-  meet(self, Collective::Mma, site, [&x] { multiply(x); });
+  meet(self, w, Collective::Mma, site, [&x] { multiply(x); });
   return Quad{to_c[0], to_c[M], to_c[8], to_c[M + 8]};
 }
 

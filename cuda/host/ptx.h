@@ -16,10 +16,11 @@ namespace host {
 HOST_RUNTIME __attribute__((noinline)) inline void poll(const void* address, Site site) {
   Fiber* self = current;
   self->waiting = {site, address, 0};
-  self->warp->ready &= ~bit_of(self);
-  self->warp->polling |= bit_of(self);
-  worker_of(self)->waiting.set(self->warp->index);
-  suspend(self);
+  Warp* w = self->warp;
+  w->ready &= ~bit_of(self);
+  w->polling |= bit_of(self);
+  worker_of(self)->waiting.set(w->index);
+  suspend(self, w, w->ready);
   self->waiting.site = {};
   self->paused = true;
 }

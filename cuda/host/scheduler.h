@@ -92,11 +92,11 @@ HOST_RUNTIME inline void wake(Warp* w, uint32_t lanes) {
   w->block->worker->ready.set(w->index);
 }
 
-// The calling thread cannot go on (its bit in `ready` is cleared) or will not (the bit is set).
-HOST_RUNTIME inline __attribute__((always_inline)) void suspend(Fiber* self) {
-  Warp* w = self->warp;
+// The calling thread cannot go on (its bit in `ready` is cleared) or will not (the bit is set). The
+// caller passes what it has at hand: this is the hottest path of all.
+HOST_RUNTIME inline __attribute__((always_inline)) void suspend(Fiber* self, Warp* w,
+                                                                uint32_t ready) {
   Fiber* next;
-  uint32_t ready = w->ready;
   if (ready && !w->shuffle) [[likely]] {
     uint32_t later = ready & (~uint32_t{1} << self->lane);
     next = &w->fibers[std::countr_zero(later ? later : ready)];
@@ -198,7 +198,8 @@ HOST_RUNTIME inline void Worker::wait_for_others() {
   } else {
     doorbell->sleep(rings_seen);
   }
-  rings_seen = doorbell->rings.load(std::memory_order_relaxed);
+  // Nobody rings under ThreadSanitizer, which would take this load for the kernel thread's own.
+  if (!HOST_TSAN) rings_seen = doorbell->rings.load(std::memory_order_relaxed);
 }
 
 HOST_RUNTIME inline void Worker::wake_waiting() {

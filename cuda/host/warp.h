@@ -29,10 +29,10 @@ namespace host {
 // Wait for the other lanes. `last` runs once, in the lane that arrives last, before any lane goes
 // on.
 template <class Last>
-HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collective kind,
+HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Warp* w, Collective kind,
                                                              Site site, Last last) {
-  Warp* w = self->warp;
-  if (w->arrived == 0) {
+  uint32_t before = w->arrived, bit = bit_of(self);
+  if (before == 0) {
     w->kind = kind;
     w->collective_site = site;
     if (w->exited) [[unlikely]]
@@ -40,16 +40,17 @@ HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collec
   } else if (w->kind != kind || w->collective_site.line != site.line) [[unlikely]] {
     diverged(self, kind, site);
   }
-  w->arrived |= bit_of(self);
-  w->ready &= ~bit_of(self);
-  if (w->arrived != w->members) {
-    suspend(self);
+  w->arrived = before | bit;
+  uint32_t ready = w->ready &= ~bit;
+  if ((before | bit) != w->members) {
+    suspend(self, w, ready);
     return;
   }
   last();
   w->arrived = 0;
   w->ready |= w->members;
   w->turn++;
+  w->now = &w->exchange[w->turn & 1];
   w->block->worker->progress++;
   // A warp that only ever meets itself must not keep the others from running.
   if ((w->turn & 255) == 0 || w->shuffle) [[unlikely]]
@@ -58,27 +59,29 @@ HOST_RUNTIME inline __attribute__((always_inline)) void meet(Fiber* self, Collec
 
 HOST_RUNTIME __attribute__((noinline)) inline void sync_warp(Site site) {
   Fiber* self = current;
-  const char* sync = &self->warp->sync[self->warp->turn & 1];
+  Warp* w = self->warp;
+  const char* sync = &w->sync[w->turn & 1];
   sync_release(sync);
-  meet(self, Collective::SyncWarp, site, [] {});
+  meet(self, w, Collective::SyncWarp, site, [] {});
   sync_acquire(sync);
 }
 
 HOST_RUNTIME __attribute__((noinline)) inline uint64_t shuffle(uint64_t value, int source,
                                                                Site site) {
   Fiber* self = current;
-  Exchange& x = self->warp->exchange[self->warp->turn & 1];
+  Exchange& x = *self->warp->now;
   x.value[self->lane] = value;
-  meet(self, Collective::Shuffle, site, [] {});
+  meet(self, self->warp, Collective::Shuffle, site, [] {});
   return x.value[source & (WARP_SIZE - 1)];
 }
 
 HOST_RUNTIME __attribute__((noinline)) inline uint32_t ballot(bool predicate, Site site) {
   Fiber* self = current;
-  Exchange& x = self->warp->exchange[self->warp->turn & 1];
-  if (self->warp->arrived == 0) x.ballot = 0;
+  Warp* w = self->warp;
+  Exchange& x = *w->now;
+  if (w->arrived == 0) x.ballot = 0;
   if (predicate) x.ballot |= bit_of(self);
-  meet(self, Collective::Ballot, site, [] {});
+  meet(self, w, Collective::Ballot, site, [] {});
   return x.ballot;
 }
 

@@ -6,7 +6,8 @@
 // row of W. Here a warp takes two neighbouring rows, because rotation mixes the two. One launch.
 //
 // Launch.     qkv<<<(ceil(pairs / 8), rows), 256>>>: a warp per pair of outputs and per row of the
-//             batch, pairs = (n_heads + 2 * n_kv_heads) * head_dim / 2. No shared memory.
+//             batch, pairs = (n_heads + 2 * n_kv_heads) * head_dim / 2. With fewer blocks in x a
+//             warp takes several pairs: a CPU likes that better. No shared memory.
 // Arguments.  q            bf16     [rows, n_heads, head_dim]                     out
 //             k_cache      bf16     [pages, 64, n_kv_heads, head_dim]             one token written
 //             v_cache      bf16     [pages, 64, n_kv_heads, head_dim]             one token written
@@ -25,7 +26,8 @@
 //     ask for its weights before its kernel starts, and that is after rmsnorm has ended.
 //   - Eight warps share the depth of 16 outputs and add their sums in shared memory: the ring
 //     brings W in order, and so all eight find work in the stage that has just landed.
-//   - An SM owns a run of 16-row blocks, so that all SMs stream the same number of bytes.
+//   - The loop over `out` with its stride becomes a run of 16-row blocks: what an SM streams is
+//     contiguous, and as much as what any other SM streams.
 //   - k and v do not go into the cache here: another SM may be copying that very page. They wait in
 //     a buffer, and the SM that owns the row's last keys appends them after its own copy.
 //   - The cache holds tiles, values transposed, because attention uses the mma as well.
@@ -67,32 +69,30 @@ extern "C" __global__ void qkv(uint16_t* q, uint16_t* k_cache, uint16_t* v_cache
                                const uint16_t* weight, const float* rope, const int* positions,
                                const int* page_table, int max_pages, int hidden, int n_heads,
                                int n_kv_heads, int head_dim, int rotate) {
-  const int q_width = n_heads * head_dim, kv_width = n_kv_heads * head_dim;
-  const int row = blockIdx.y;
-  const int out = 2 * (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);  // row of [q; k; v]
-  if (out >= q_width + 2 * kv_width) return;  // a whole warp: no lane misses a shuffle
-
-  const uint16_t* w = weight + (long long)out * hidden;
-  y += (long long)row * hidden;
-  float a = dot(w, y, hidden), b = dot(w + hidden, y, hidden);
-  if (threadIdx.x % 32 != 0) return;  // all lanes hold the sums, one of them finishes
-
+  const int q_width = n_heads * head_dim, kv_width = n_kv_heads * head_dim, row = blockIdx.y;
+  const int n_warps = blockDim.x / 32, warp = blockIdx.x * n_warps + threadIdx.x / 32;
   const int position = positions[row];
-  if (rotate && out < q_width + kv_width) {
-    const int pair = out % head_dim / 2;
-    const float* angle = rope + ((long long)position * (head_dim / 2) + pair) * 2;
-    const float turned = a * angle[0] - b * angle[1];
-    b = b * angle[0] + a * angle[1];
-    a = turned;
-  }
+  const long long page = page_table[row * max_pages + position / PAGE];
+  const long long token = (page * PAGE + position % PAGE) * kv_width;  // in both caches
+  y += (long long)row * hidden;
 
-  uint16_t* to = q + (long long)row * q_width + out;
-  if (out >= q_width) {
-    const long long page = page_table[row * max_pages + position / PAGE];
-    const long long token = (page * PAGE + position % PAGE) * kv_width;
+  // `out` and `out + 1` are the warp's rows of [q; k; v].
+  for (int out = 2 * warp; out < q_width + 2 * kv_width; out += 2 * gridDim.x * n_warps) {
+    const uint16_t* w = weight + (long long)out * hidden;
+    float a = dot(w, y, hidden), b = dot(w + hidden, y, hidden);
+    if (threadIdx.x % 32 != 0) continue;  // all lanes hold the sums, one of them finishes
+
+    if (rotate && out < q_width + kv_width) {
+      const float* angle = rope + ((long long)position * (head_dim / 2) + out % head_dim / 2) * 2;
+      const float turned = a * angle[0] - b * angle[1];
+      b = b * angle[0] + a * angle[1];
+      a = turned;
+    }
+
+    uint16_t* to = q + (long long)row * q_width + out;
     const int at = out - q_width;  // in [k; v]
-    to = at < kv_width ? k_cache + token + at : v_cache + token + at - kv_width;
+    if (at >= 0) to = at < kv_width ? k_cache + token + at : v_cache + token + at - kv_width;
+    to[0] = float_to_bf16(a);
+    to[1] = float_to_bf16(b);
   }
-  to[0] = float_to_bf16(a);
-  to[1] = float_to_bf16(b);
 }

@@ -8,6 +8,7 @@
 // Launch.     router<<<rows, 256, n_experts * sizeof(float)>>>          a block per row
 //             gate_up<<<(ceil(width / 8), rows * top_k), 256>>>         a warp per element of h
 //             down<<<(ceil(hidden / 8), rows), 256>>>                   a warp per element of x
+//             With fewer blocks in x a warp of the last two takes several elements.
 // Arguments.  ids, scores  int32, float32  [rows, top_k]     chosen experts, largest logit first
 //             h       bf16     [rows, top_k, width]
 //             x       float32  [rows, hidden]                residual stream, added to in place
@@ -110,25 +111,28 @@ extern "C" __global__ void router(int* ids, float* scores, const uint16_t* y,
 
 extern "C" __global__ void gate_up(uint16_t* h, const uint16_t* y, const uint16_t* weight,
                                    const int* ids, int hidden, int width, int top_k) {
-  const int out = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  const int n_warps = blockDim.x / 32, warp = blockIdx.x * n_warps + threadIdx.x / 32;
   const int choice = blockIdx.y;  // row * top_k + k
-  if (out >= width) return;       // whole warps
-  const uint16_t* w = weight + ((long long)ids[choice] * 2 * width + out) * hidden;
   y += (long long)(choice / top_k) * hidden;
-  const float gate = dot(w, y, hidden), up = dot(w + (long long)width * hidden, y, hidden);
-  if (threadIdx.x % 32 == 0)
-    h[(long long)choice * width + out] = float_to_bf16(gate / (1.0f + expf(-gate)) * up);
+  for (int out = warp; out < width; out += gridDim.x * n_warps) {
+    const uint16_t* w = weight + ((long long)ids[choice] * 2 * width + out) * hidden;
+    const float gate = dot(w, y, hidden), up = dot(w + (long long)width * hidden, y, hidden);
+    if (threadIdx.x % 32 == 0)
+      h[(long long)choice * width + out] = float_to_bf16(gate / (1.0f + expf(-gate)) * up);
+  }
 }
 
 extern "C" __global__ void down(float* x, const uint16_t* h, const uint16_t* weight, const int* ids,
                                 const float* scores, int hidden, int width, int top_k) {
-  const int out = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y;
-  if (out >= hidden) return;  // whole warps
-  float sum = 0.0f;
-  for (int choice = row * top_k; choice < (row + 1) * top_k; choice++) {
-    const uint16_t* w = weight + ((long long)ids[choice] * hidden + out) * width;
-    sum = sum + scores[choice] * dot(w, h + (long long)choice * width, width);
+  const int row = blockIdx.y, n_warps = blockDim.x / 32;
+  const int warp = blockIdx.x * n_warps + threadIdx.x / 32;
+  for (int out = warp; out < hidden; out += gridDim.x * n_warps) {
+    float sum = 0.0f;
+    for (int choice = row * top_k; choice < (row + 1) * top_k; choice++) {
+      const uint16_t* w = weight + ((long long)ids[choice] * hidden + out) * width;
+      sum = sum + scores[choice] * dot(w, h + (long long)choice * width, width);
+    }
+    // One warp owns this element: no atomic, and the same sum in every run.
+    if (threadIdx.x % 32 == 0) x[(long long)row * hidden + out] += sum;
   }
-  // One warp owns this element: no atomic, and the same sum in every run.
-  if (threadIdx.x % 32 == 0) x[(long long)row * hidden + out] += sum;
 }

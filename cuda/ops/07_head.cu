@@ -9,6 +9,7 @@
 //             o_proj<<<(ceil(hidden / 8), rows), 256>>>                 a warp per element of x
 //             head<<<(ceil(vocab / 8), rows), 256>>>                    a warp per logit
 //             argmax<<<rows, 256, 8 * sizeof(Best)>>>                   a block per row
+//             With fewer blocks in x a thread of the first, a warp of the next two takes several.
 // Arguments.  x         float32  [rows, hidden]     residual stream; o_proj adds to it in place
 //             table     bf16     [vocab, hidden]    embedding = head
 //             tokens    int32    [rows]             each in 0 .. vocab - 1
@@ -58,27 +59,34 @@ __device__ float dot(const uint16_t* w, const uint16_t* y, int depth) {
 }
 
 extern "C" __global__ void embed(float* x, const uint16_t* table, const int* tokens, int hidden) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
-  if (i < hidden)
-    x[(long long)row * hidden + i] = bf16_to_float(table[(long long)tokens[row] * hidden + i]);
+  x += (long long)blockIdx.y * hidden;
+  table += (long long)tokens[blockIdx.y] * hidden;
+  const int stride = gridDim.x * blockDim.x;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < hidden; i += stride)
+    x[i] = bf16_to_float(table[i]);
 }
 
 extern "C" __global__ void o_proj(float* x, const uint16_t* attn, const uint16_t* weight,
                                   int hidden, int q_width) {
-  const int out = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y;
-  if (out >= hidden) return;  // whole warps
-  const uint16_t* w = weight + (long long)out * q_width;
-  const float sum = dot(w, attn + (long long)row * q_width, q_width);
-  // x stays float32: 49 layers add to it, and each rounding to bf16 would stay in it.
-  if (threadIdx.x % 32 == 0) x[(long long)row * hidden + out] += sum;
+  const int n_warps = blockDim.x / 32, warp = blockIdx.x * n_warps + threadIdx.x / 32;
+  x += (long long)blockIdx.y * hidden;
+  attn += (long long)blockIdx.y * q_width;
+  for (int out = warp; out < hidden; out += gridDim.x * n_warps) {
+    const float sum = dot(weight + (long long)out * q_width, attn, q_width);
+    // x stays float32: every layer adds to it, and a rounding to bf16 would stay in it.
+    if (threadIdx.x % 32 == 0) x[out] += sum;
+  }
 }
 
 extern "C" __global__ void head(float* logits, const uint16_t* y, const uint16_t* table, int hidden,
                                 int vocab, float scale) {
-  const int token = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, row = blockIdx.y;
-  if (token >= vocab) return;  // whole warps
-  const float sum = dot(table + (long long)token * hidden, y + (long long)row * hidden, hidden);
-  if (threadIdx.x % 32 == 0) logits[(long long)row * vocab + token] = sum * scale;
+  const int n_warps = blockDim.x / 32, warp = blockIdx.x * n_warps + threadIdx.x / 32;
+  logits += (long long)blockIdx.y * vocab;
+  y += (long long)blockIdx.y * hidden;
+  for (int token = warp; token < vocab; token += gridDim.x * n_warps) {
+    const float sum = dot(table + (long long)token * hidden, y, hidden);
+    if (threadIdx.x % 32 == 0) logits[token] = sum * scale;
+  }
 }
 
 // A candidate for the next token.

@@ -1,0 +1,118 @@
+"""The megakernel itself under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+
+A step of a small model, clean in all of them; and the same step with one piece of the protocol
+taken out, which ThreadSanitizer must see even where the numbers come out right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from mkref.machine.base import StepInputs
+from mkref.machine.host import HOST_RING, HostMachine
+from mkref.machine.sanitize import TSAN_EXIT, run_sanitized
+from mkref.machine.source import THREADS, kernel_source, shared_bytes
+from mkref.plan.build import build_plan
+from tests.decode import small_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mkref.machine.compiler import Sanitizer
+
+MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 50, "sliding_window": 40}
+N_SM = 3
+ROWS = 3
+POSITIONS = (0, 63, 130)
+
+FAULTS = {
+    "a task does not wait for its inputs": (
+        "if (task.wait >= 0) wait_counter(c, task.wait, task.wait_count);",
+        "",
+    ),
+    "outputs are signalled before all warps are done": (
+        "consumers_sync();  // every consumer's stores now precede thread 0's release",
+        "",
+    ),
+    "the loader does not wait for a free stage": (
+        "wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);",
+        "",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One build per source and sanitizer."""
+    return tmp_path_factory.mktemp("cache")
+
+
+class SanitizedMachine(HostMachine):
+    """A host machine whose launches run in an instrumented program."""
+
+    def __init__(self, cache: Path, sanitize: Sanitizer, fault: str, seed: int) -> None:
+        super().__init__()
+        self.cache, self.sanitize, self.fault, self.program_seed = cache, sanitize, fault, seed
+        self.code, self.text = -1, ""
+
+    def launch(self, params: np.ndarray) -> None:
+        """Run the kernel, with the fault in it, and keep the sanitizer's words."""
+        source = kernel_source(self.plan.config, HOST_RING)
+        if self.fault:
+            whole, left = FAULTS[self.fault]
+            assert 1 == source.count(whole)
+            source = source.replace(whole, left)
+        self.code, self.text = run_sanitized(
+            source,
+            "megakernel",
+            (self.plan.n_sm,),
+            (THREADS,),
+            (params[0],),
+            shared_bytes(self.plan.config, HOST_RING),
+            sanitize=self.sanitize,
+            buffers=list(self.buffers.values()),
+            seed=self.program_seed,
+            cache_dir=self.cache,
+        )
+
+
+def step(machine: HostMachine) -> np.ndarray:
+    """Logits of one step of three ragged rows; the cache holds finite numbers."""
+    _, weights = small_model(**MODEL)
+    plan = build_plan(weights.config, N_SM, full_pages=9, sliding_pages=9)
+    machine.load(plan, weights, 192)
+    machine.write("kv", np.full(machine.table["kv"].shape, 0x3C00, np.uint16))
+    table = np.arange(9, dtype=np.int32).reshape(1, ROWS, 3).repeat(2, axis=0)
+    positions = np.array(POSITIONS, np.int32)
+    machine.step(StepInputs(np.array([5, 6, 7], np.int32), positions, table))
+    return machine.logits(ROWS)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("sanitize", ["address", "thread"])
+def test_the_megakernel_is_clean(cache: Path, sanitize: Sanitizer, seed: int) -> None:
+    """Nothing to report, and the bits of an ordinary run."""
+    machine = SanitizedMachine(cache, sanitize, "", seed)
+    logits = step(machine)
+    assert (0, "") == (machine.code, machine.text)
+    assert step(HostMachine()).tobytes() == logits.tobytes()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_piece_of_the_protocol_is_a_race(cache: Path, fault: str) -> None:
+    """ThreadSanitizer names a race for at least one of three schedules."""
+    codes = set()
+    for seed in (0, 1, 2):
+        machine = SanitizedMachine(cache, "thread", fault, seed)
+        try:
+            step(machine)
+        except Exception as error:  # the numbers of a racing step may be anything
+            print(error)
+        codes.add(machine.code)
+        if machine.code == TSAN_EXIT:
+            assert "data race" in machine.text
+            break
+    assert TSAN_EXIT in codes
