@@ -4,13 +4,10 @@
     python bench/agreement.py --machines cuda       the GPU, against the record of the CPU
 
 The kernel's machines (host with several SM counts, interpreter, cuda) must give equal logits, bit
-for bit: each record
-holds one hash per prompt over all of its logits. PyTorch and transformers sum in another order, so
-they are fed the
-kernel's own tokens and must choose the same next token everywhere, except where the kernel's two
-best logits lie closer
-than `NEAR_TIE`; those places are listed. Records: bench/results/agreement.json,
-bench/results/h200/agreement.json.
+for bit: each record holds one hash per prompt over all of its logits. PyTorch and transformers sum
+in another order, so they are fed the kernel's own tokens and must choose the same next token
+everywhere, except where the kernel's two best logits lie closer than `NEAR_TIE`; those places are
+listed. Records: bench/results/agreement.json, bench/results/h200/agreement.json.
 """
 
 from __future__ import annotations

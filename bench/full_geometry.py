@@ -4,13 +4,10 @@ time, no hangs.
     python bench/full_geometry.py [--contexts 1024,8192,32768] [--batches 1,2,4,8] [--steps 256]
 
 Synthetic weights. For every case the logits are compared with `mkref.reference` on the same
-weights: in bf16, as
-transformers would run it, and in the kernel's numeric contract; and the bf16 reference is compared
-with float32
-activations, which is the noise that bf16 itself brings. The KV cache is filled with random keys and
-values that all
-of them share. Results go to $OUT (or bench/results/h200) as `full_geometry.json`, with their
-provenance.
+weights: in bf16, as transformers would run it, and in the kernel's numeric contract; and the bf16
+reference is compared with float32 activations, which is the noise that bf16 itself brings. The KV
+cache is filled with random keys and values that all of them share. Results go to $OUT (or
+bench/results/h200) as `full_geometry.json`, with their provenance.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -47,7 +48,7 @@ def provenance() -> dict[str, str]:
         "processor": platform.machine(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "commit": _run("git", "rev-parse", "HEAD"),
+        "commit": os.environ.get("MKREF_COMMIT") or _run("git", "rev-parse", "HEAD"),
         "sources": source_hash(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),

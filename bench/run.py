@@ -1,8 +1,7 @@
 """`make bench`: everything that is measured on a GPU, in one go.
 
 Accuracy, memory and time at the full geometry (needs 80 GB), a trace of one step, and the agreement
-of nano with the
-CPU's record. Arguments go to `bench/full_geometry.py`.
+of nano with the CPU's record. Arguments go to `bench/full_geometry.py`.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
     python bench/trace_north.py [--context 8192] [--batch 1] [--steps 40]
 
 Prints, per operation and layer, how long the consumers waited for inputs and how long they worked,
-and the same step
-without time stamps. Writes $OUT/trace_north_b<batch>.json.gz, a trace that `mkref.trace` and the
-lessons read.
-A traced run explains; only the run without stamps gives the time.
+and the same step without time stamps. Writes $OUT/trace_north_b<batch>.json.gz, a trace that
+`mkref.trace` and the lessons read. A traced run explains; only the run without stamps gives the
+time.
 """
 
 from __future__ import annotations
@@ -64,7 +63,13 @@ def main() -> int:
             stamps = machine.stamps()
             if stamps is not None:
                 report(plan, stamps, config.num_hidden_layers)
-                record = Trace.from_plan(plan, stamps, provenance=provenance())
+                made = provenance()
+                made["machine"] = (
+                    f"North Mini Code geometry, synthetic weights, batch {rows}, "
+                    f"{args.context} tokens of context, {made['gpu']}"
+                )
+                made["date"] = made["date"][:10]
+                record = Trace.from_plan(plan, stamps, provenance=made)
                 save_trace(
                     record, Path(os.environ.get("OUT", ".")) / f"trace_north_b{rows}.json.gz"
                 )

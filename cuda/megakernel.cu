@@ -564,8 +564,10 @@ __device__ void publish_route(Context& c, const Task& task, uint32_t phase) {
   if (c.stopped) return;
   if (task.flags & FLAG_DENSE) {
     if (c.lane < ROWS) c.s.route.score[0][c.lane] = 1.0f;
-    c.s.route.expert[0] = 0;
-    c.s.route.n_active = 1;
+    if (c.lane == 0) {
+      c.s.route.expert[0] = 0;
+      c.s.route.n_active = 1;
+    }
   } else {
     find_experts(c);
   }

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 FILES = ("README.md",)
 BANDWIDTH = 4.814e12
-"""Bytes per second, data sheet of the H200: memory clock times bus width."""
+"""Bytes per second of the H200: memory clock times bus width as its driver reports them."""
 
 
 def load(name: str) -> dict[str, Any]:

@@ -6,8 +6,7 @@
     not
 
 The record names the GPU, the commit and a hash of the sources that decide what a GPU computes, so
-that a test run
-without a GPU can tell whether what it vouches for was ever run on one.
+that a test run without a GPU can tell whether what it vouches for was ever run on one.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ def drive(
     """Load the model and run `steps` steps; row `r` feeds its prompt, then its own samples.
 
     `page_seed` shuffles the pages of the pool; `starts` gives rows a first position other than 0
-    (their earlier
-    keys then are what the pool was poisoned with, so only for runs that write the pool themselves).
+    (their earlier keys then are what the pool was poisoned with, so only for runs that write the
+    pool themselves).
     """
     pages = max_context // PAGE
     n = len(prompts)

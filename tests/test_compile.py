@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench import probe_mma
 from mkref.config import NORTH_MINI_CODE
 from mkref.errors import MachineError
 from mkref.machine.nvrtc import ARCHITECTURES, compile_cubin, resources
@@ -52,6 +53,12 @@ def test_ring_is_as_large_as_the_gpu_allows() -> None:
     assert shared_bytes(NORTH_MINI_CODE, small) <= OTHER_SHARED
     with pytest.raises(MachineError, match="shared memory: 49152 bytes"):
         ring_for(NORTH_MINI_CODE, 49152)
+
+
+def test_the_probe_compiles() -> None:
+    """The kernel that asks a GPU how it adds, which the numeric contract cites."""
+    image, _ = compile_cubin(probe_mma.SOURCE, "sm_90a")
+    assert image[:4] == b"\x7fELF"
 
 
 def test_compile_error_is_one_line() -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mkref.machine.compiler import Sanitizer
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 50, "sliding_window": 40}
-N_SM = 3
 ROWS = 3
 POSITIONS = (0, 63, 130)
 
@@ -79,10 +78,10 @@ class SanitizedMachine(HostMachine):
         )
 
 
-def step(machine: HostMachine) -> np.ndarray:
+def step(machine: HostMachine, n_sm: int = 3) -> np.ndarray:
     """Logits of one step of three ragged rows; the cache holds finite numbers."""
     _, weights = small_model(**MODEL)
-    plan = build_plan(weights.config, N_SM, full_pages=9, sliding_pages=9)
+    plan = build_plan(weights.config, n_sm, full_pages=9, sliding_pages=9)
     machine.load(plan, weights, 192)
     machine.write("kv", np.full(machine.table["kv"].shape, 0x3C00, np.uint16))
     table = np.arange(9, dtype=np.int32).reshape(1, ROWS, 3).repeat(2, axis=0)
@@ -91,12 +90,12 @@ def step(machine: HostMachine) -> np.ndarray:
     return machine.logits(ROWS)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "n_sm"), [(0, 3), (1, 3), (0, 1)])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
-def test_the_megakernel_is_clean(cache: Path, sanitize: Sanitizer, seed: int) -> None:
-    """Nothing to report, and the bits of an ordinary run."""
+def test_the_megakernel_is_clean(cache: Path, sanitize: Sanitizer, seed: int, n_sm: int) -> None:
+    """Nothing to report, and the bits of an ordinary run; one SM is seen thread by thread."""
     machine = SanitizedMachine(cache, sanitize, "", seed)
-    logits = step(machine)
+    logits = step(machine, n_sm)
     assert (0, "") == (machine.code, machine.text)
     assert step(HostMachine()).tobytes() == logits.tobytes()
 

@@ -31,12 +31,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Wide = npt.NDArray[np.float64]
 
-U = 2.0**-24
-"""Relative error of one float32 rounding."""
-BF16 = 2.0**-8
-"""Relative error of one rounding to bfloat16."""
-EXP = 2.0**-21
-"""Relative error of expf and the one or two operations around it."""
+# Relative errors: one float32 rounding, one bfloat16 rounding, expf and what is next to it.
+U, BF16, EXP = 2.0**-24, 2.0**-8, 2.0**-21
 
 
 @cache
@@ -67,7 +63,7 @@ def draw(rng: np.random.Generator, *shape: int, std: float = 1.0, dtype: Any = n
 
 
 def wide(array: Array) -> Wide:
-    """What `draw` made, or a kernel wrote, in float64 and without the last row."""
+    """What `draw` made, in float64 and without the last row."""
     return (from_bf16(array) if array.dtype == np.uint16 else array)[:-1].astype(np.float64)
 
 
@@ -104,12 +100,9 @@ def test_compiles_for_every_architecture(name: str) -> None:
         found = resources(report)
         assert image[:4] == b"\x7fELF"
         assert (0, 0) == (found.spill_bytes, found.stack_bytes), arch
-        assert found.registers > 0
 
 
-@pytest.mark.parametrize(
-    ("rows", "hidden"), [(1, 32), (3, 96), (8, 257), (5, 1001), (2, 2048), (1, 7)]
-)
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 7), (3, 96), (8, 257), (5, 1001), (2, 2048)])
 def test_rmsnorm(rows: int, hidden: int) -> None:
     """Within one rounding of float64, and the very bits of the numeric contract."""
     rng = np.random.default_rng(hidden)
@@ -117,9 +110,8 @@ def test_rmsnorm(rows: int, hidden: int) -> None:
     y = poison(rows, hidden)
     ops().rmsnorm(y[:-1], x[:-1], gamma[:-1], 1e-5)
     value = wide(x)
-    eps = float(np.float32(1e-5))
-    expected = value / np.sqrt(np.mean(value**2, -1, keepdims=True) + eps) * wide(gamma)
-    error = (hidden / 256 + 20) * U * np.abs(expected)
+    expected = value / np.sqrt(np.mean(value**2, -1, keepdims=True) + 1e-5) * wide(gamma)
+    error = (hidden / 256 + 20) * U * np.abs(expected)  # r: a long sum, and a dozen operations
     check(from_bf16(written(y)), expected, rounded(expected, error))
     assert rmsnorm(x[:-1], gamma[:-1], 1e-5).tolist() == y[:-1].tolist()
 
@@ -133,13 +125,7 @@ def page_tables(rng: np.random.Generator, rows: int, pages: int) -> tuple[Array,
 @pytest.mark.parametrize("rotate", [0, 1])
 @pytest.mark.parametrize(
     ("rows", "hidden", "heads", "kv_heads", "dim"),
-    [
-        (1, 32, 1, 1, 32),
-        (3, 75, 4, 2, 32),
-        (8, 131, 6, 2, 64),
-        (2, 96, 3, 3, 6),
-        (1, 64, 8, 1, 128),
-    ],
+    [(3, 75, 4, 2, 32), (8, 131, 6, 2, 64), (2, 96, 3, 3, 6), (1, 64, 8, 1, 128)],
 )
 def test_qkv(rows: int, hidden: int, heads: int, kv_heads: int, dim: int, rotate: int) -> None:
     """q, and in each row's page the one key and value; the rest of the cache keeps its bytes."""
@@ -151,8 +137,8 @@ def test_qkv(rows: int, hidden: int, heads: int, kv_heads: int, dim: int, rotate
     rope = np.stack(rotary_table(np.arange(256), dim, 10000.0), axis=-1)  # [256, D / 2, 2]
     q = poison(rows, heads, dim)
     caches = [poison(pool, PAGE, kv_heads, dim) for _ in range(2)]
-    args = (q[:-1], *caches, y[:-1], weight[:-1], rope, positions, table, bool(rotate))
-    ops().qkv(*args)
+    keys, values = caches
+    ops().qkv(q[:-1], keys, values, y[:-1], weight[:-1], rope, positions, table, bool(rotate))
 
     value, error = product(wide(y), wide(weight))
     turned = slice(0, (heads + kv_heads) * dim if rotate else 0)  # q and k
@@ -165,33 +151,27 @@ def test_qkv(rows: int, hidden: int, heads: int, kv_heads: int, dim: int, rotate
     value[:, turned] = np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(rows, -1)
 
     own = table[np.arange(rows), positions // PAGE], positions % PAGE
-    parts = [written(q), *(written(cache)[own] for cache in caches)]
+    parts = [written(q), *(written(pool)[own] for pool in caches)]
     actual = np.concatenate([part.reshape(rows, -1) for part in parts], axis=1)
     check(from_bf16(actual), value, rounded(value, error))
-    for cache in caches:
-        cache[own] = 0xFFFF
-        assert (cache == 0xFFFF).all()
-
-
-LENGTHS = [0, 63, 64, 130, 1, 300, 127, 69]
+    keys[own] = values[own] = 0xFFFF
+    assert (np.stack(caches) == 0xFFFF).all()
 
 
 @pytest.mark.parametrize("window", [0, 1, 64, 70])
 @pytest.mark.parametrize(
-    ("rows", "heads", "kv_heads", "dim", "size"),
-    [(8, 4, 2, 32, 1.0), (3, 3, 3, 64, 8.0), (5, 8, 1, 128, 1.0), (4, 5, 1, 96, 0.0)],
+    ("rows", "heads", "group", "dim", "size"),
+    [(8, 4, 2, 32, 1.0), (3, 3, 1, 64, 8.0), (5, 8, 8, 128, 1.0), (4, 5, 5, 96, 0.0)],
 )
-def test_attention(
-    rows: int, heads: int, kv_heads: int, dim: int, size: float, window: int
-) -> None:
+def test_attention(rows: int, heads: int, group: int, dim: int, size: float, window: int) -> None:
     """Ragged rows; every key that must not be seen is NaN, and unused pages have no number."""
+    kv_heads = heads // group
     rng = np.random.default_rng(dim)
-    positions = np.array(LENGTHS[:rows], np.int32)
+    positions = np.array([0, 63, 64, 130, 1, 300, 127, 69][:rows], np.int32)
     table, pool = page_tables(rng, rows, 5)
     q = draw(rng, rows, heads, dim, std=size)
     k_cache, v_cache = (poison(pool, PAGE, kv_heads, dim) for _ in range(2))
-    expected = np.zeros((rows, heads, dim))
-    error = np.zeros_like(expected)
+    expected, error = np.zeros((2, rows, heads, dim))
     for row, last in enumerate(positions.tolist()):
         first = max(0, last - window + 1) if window else 0
         visible = np.arange(first, last + 1)
@@ -201,13 +181,13 @@ def test_attention(
         pages = last // PAGE - first // PAGE + 1
         for head in range(heads):
             query = wide(q)[row, head] / np.sqrt(dim)
-            keys, values = (wide(t)[:, head // (heads // kv_heads)] for t in (k, v))
+            keys, values = (wide(t)[:, head // group] for t in (k, v))
             scores = keys @ query
             p = np.exp(scores - scores.max())
             expected[row, head] = p @ values / p.sum()
             # Error of a score, then of an exponential of differences, then of the sums.
-            of_scores = (dim / 32 + 9) * U * (np.abs(keys) @ np.abs(query)).max()
-            of_p = of_scores + 4 * U * np.abs(scores).max() + EXP
+            of_score = (dim / 32 + 9) * U * (np.abs(keys) @ np.abs(query)).max()
+            of_p = of_score + 4 * U * np.abs(scores).max() + EXP
             of_sums = (pages + 1) * of_p + (len(visible) + 4 * pages) * U
             error[row, head] = 2 * of_sums * (p @ np.abs(values)) / p.sum()
         table[row, : first // PAGE] = table[row, last // PAGE + 1 :] = -(2**30)
@@ -222,12 +202,10 @@ def test_attention(
     [(1, 32, 4, 1), (8, 75, 12, 3), (3, 130, 128, 8), (2, 9, 5, 5)],
 )
 def test_router(rows: int, hidden: int, experts: int, k: int, norm: int) -> None:
-    """The k largest logits, largest first; experts with equal weights, and so equal logits, in
-    ascending id.
-    """
+    """The k largest logits, largest first, of equal ones the lower id; half of them are equal."""
     rng = np.random.default_rng(experts)
     y, weight = draw(rng, rows, hidden), draw(rng, experts, hidden, std=2 * hidden**-0.5)
-    weight[experts // 2 : experts] = weight[: experts - experts // 2]  # every logit occurs twice
+    weight[experts // 2 : experts] = weight[: experts - experts // 2]
     ids, scores = poison(rows, k, dtype=np.int32), poison(rows, k, dtype=np.float32)
     ops().router(ids[:-1], scores[:-1], y[:-1], weight[:-1], bool(norm))
 
@@ -314,40 +292,28 @@ def test_embed_and_head(rows: int, hidden: int, vocab: int) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 31, 255, 517, 5000])
 def test_argmax(vocab: int) -> None:
-    """Few different values, so that the largest occurs in many threads, lanes and warps: the lowest
-    id wins. A NaN never does, and minus infinity is a value like others.
-    """
+    """Few values, so the largest is in many lanes and warps: the lowest id wins, a NaN never."""
     rng = np.random.default_rng(vocab)
     logits = rng.integers(-3, 4, (5, vocab)).astype(np.float32)
     logits[1], logits[2] = -1.5, -np.inf
     logits[3] = np.where(np.arange(vocab) == vocab - 1, -7.0, np.nan)
     out = poison(5, dtype=np.int32)
     ops().argmax(out[:-1], logits)
-    expected = [int(np.argmax(row)) for row in logits]
-    expected[3] = vocab - 1
-    assert expected == written(out).tolist()
+    expected = np.argmax(np.nan_to_num(logits, nan=-8.0, neginf=-np.inf), axis=1)
+    assert expected.tolist() == written(out).tolist()
 
 
-POSITIONS = [0, 61, 126, 175]
-"""First positions: an empty cache, two that run into a new page, all but one beyond a window."""
 STEPS = 4
+POSITIONS = [0, 61, 126, 175]  # at first: an empty cache, just before a new page, behind a window
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "small": (54, {}),
-    "no dense layer, no groups": (
-        77,
-        {
-            "first_k_dense_replace": 0,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "head_dim": 64,
-            "norm_topk_prob": True,
-            "sliding_window": 5,
-            "logit_scale": 0.25,
-        },
-    ),
-}
-"""Seed of the weights and changes of `SMALL`. With these seeds no router is near a tie: there the
-smallest rounding would choose another expert, and another expert is no rounding error.
+    "no dense layer, no groups": (77, {
+        "first_k_dense_replace": 0, "num_attention_heads": 3, "num_key_value_heads": 3,
+        "head_dim": 64, "norm_topk_prob": True, "sliding_window": 5, "logit_scale": 0.25,
+    }),
+}  # fmt: skip
+"""Seed of the weights, chosen so that no router is near a tie (where any rounding may choose
+another expert), and changes of `SMALL`.
 """
 NEAR_TIE = 0.02
 
@@ -375,25 +341,19 @@ class Expected:
         return self.model.forward(torch.from_numpy(self.tokens[at : at + 1]), self.cache)[0].numpy()
 
 
-def fill(step: OrdinaryStep, tables: tuple[Array, Array], row: int, cache: KVCache) -> None:
+def fill(step: OrdinaryStep, tables: list[Array], row: int, cached: KVCache) -> None:
     """Write a row's earlier keys and values into its pages."""
-    at = np.arange(cache.length)
-    for i, pair in enumerate(zip(cache.keys, cache.values, strict=True)):
+    at = np.arange(cached.length)
+    for i, pair in enumerate(zip(cached.keys, cached.values, strict=True)):
         pages = tables[step.config.is_sliding(i)][row, at // PAGE]
         for pool, tensor in zip(step.caches[i], pair, strict=True):
             pool[pages, at % PAGE] = to_bf16(tensor[0].transpose(0, 1).numpy())
 
 
-def run_steps(
-    kernels: Ops, weights: PackedWeights, rows: list[int]
-) -> tuple[Array, Array, list[Expected]]:
-    """STEPS steps of some rows.
-
-    Returns:
-        Logits of the reference and of the kernels, float32 [steps, rows, V]; the references.
-    """
+def run_steps(kernels: Ops, weights: PackedWeights, rows: list[int]) -> tuple[Array, Array, float]:
+    """Logits [steps, rows, V] of the reference and of the kernels; how near a router was to a tie."""
     rng = np.random.default_rng(0)
-    tables = tuple(rng.permutation(n)[:12].reshape(4, 3).astype(np.int32)[rows] for n in (14, 17))
+    tables = [rng.permutation(n)[:12].reshape(4, 3).astype(np.int32)[rows] for n in (14, 17)]
     step = OrdinaryStep(kernels, weights, rows=len(rows), pages=(14, 17), context=256)
     expected = [Expected(weights, row) for row in rows]
     for row, reference in enumerate(expected):
@@ -406,23 +366,22 @@ def run_steps(
         theirs.append([e.step() for e in expected])
         ours.append(step.logits.copy())
         assert [int(np.argmax(row)) for row in step.logits] == step.following.tolist()
-    return np.array(theirs), np.array(ours), expected
+    return np.array(theirs), np.array(ours), min(e.gap for e in expected)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_whole_step(name: str) -> None:
-    """Four steps of four ragged rows against the model in float32. All activations between kernels
-    are bfloat16 (2^-9 each, about ten in a row per layer), the rest is float32: the logits differ by
-    0.2 % of their spread in the mean and 0.8 % at most, and may by half as much again and twice.
+    """Ragged rows against the model in float32. Handing over bfloat16 moves the logits by 0.2 % of
+    their spread in the mean and 0.8 % at most; allowed are 0.3 % and 1.6 %.
     """
     seed, changes = MODELS[name]
     config, weights = small_model(seed, **changes)
-    kernels = Ops(host_functions(), warps=2, max_blocks=2)
-    theirs, ours, expected = run_steps(kernels, weights, [0, 1, 2, 3])
-    assert min(e.gap for e in expected) > NEAR_TIE
-    error, spread = ours.astype(np.float64) - theirs, theirs.std()
-    worst, mean = np.abs(error).max() / spread, np.sqrt(np.mean(error**2)) / spread
-    print(f"{name}: error / spread of logits {worst:.4f} at most, {mean:.4f} in the mean")
+    kernels = Ops.host()
+    theirs, ours, gap = run_steps(kernels, weights, [0, 1, 2, 3])
+    assert gap > NEAR_TIE
+    error = (ours.astype(np.float64) - theirs) / theirs.std()
+    worst, mean = np.abs(error).max(), np.sqrt(np.mean(error**2))
+    print(f"{name}: error / spread of logits: {worst:.4f} at most, {mean:.4f} in the mean")
     assert worst <= 0.016
     assert mean <= 0.003
     per_step = 4 + 7 * config.n_sparse_layers + 6 * config.n_dense_layers

@@ -97,8 +97,8 @@ HOST_RUNTIME inline Floats unchanged(Floats c) {
   return c == c ? c + 0.0f : reinterpret_cast<Floats>(nan);
 }
 
-// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Returns the rows that are
-// not in the safe range; their c is left as it was.
+// Fused sums of the rows in vector `i` with the pairs of k from `first` on. Returns the rows that
+// are not in the safe range; their c is left as it was.
 HOST_RUNTIME inline __attribute__((always_inline)) Ints fused_sum(Floats& c, const Rows& rows,
                                                                   const Column& column, int i,
                                                                   int first) {

@@ -1,11 +1,9 @@
 """What every machine offers: load a plan and weights, run one decode step, read any buffer.
 
 `Machine` is the interface that the engine uses. `KernelMachine` is the common half of the machines
-that run
-`cuda/megakernel.cu`: it keeps the buffers, fills in the step's inputs and turns the kernel's status
-words into
-errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and `mkref.machine.host` add
-those.
+that run `cuda/megakernel.cu`: it keeps the buffers, fills in the step's inputs and turns the
+kernel's status words into errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and
+`mkref.machine.host` add those.
 """
 
 from __future__ import annotations
@@ -46,8 +44,8 @@ class StepInputs:
         tokens: int32 [n], the token that each row feeds.
         positions: int32 [n], its position, counted from 0.
         page_table: int32 [2, n, pages]; kind 0 for full layers, 1 for sliding layers; page `p` of a
-            row is the
-            number of the page that holds its tokens 64 p .. 64 p + 63 in the pool of that kind.
+            row is the number of the page that holds its tokens 64 p .. 64 p + 63 in the pool of
+            that kind.
         temperatures: float32 [n]; 0 is greedy.
         seeds: uint64 [n], of the row's noise.
     """

@@ -22,8 +22,7 @@ def cached(name: str, make: Callable[[], bytes]) -> Path:
     """The file `name` of the cache; `make` provides its bytes if it is not there.
 
     The name must contain a hash of everything that the bytes depend on. The file appears by an
-    atomic rename, so
-    nobody ever reads half of it.
+    atomic rename, so nobody ever reads half of it.
     """
     path = cache_dir() / name
     if not path.exists():

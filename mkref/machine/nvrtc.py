@@ -1,8 +1,7 @@
 """CUDA source to machine code through NVRTC: no toolkit, no headers, no GPU needed to compile.
 
 Uses the low-level binding that CuPy ships, because the architecture suffix of `sm_90a` and the
-exact option list
-matter. It loads and launches nothing (`mkref.machine.cuda`).
+exact option list matter. It loads and launches nothing (`mkref.machine.cuda`).
 """
 
 from __future__ import annotations

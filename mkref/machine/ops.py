@@ -13,7 +13,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,7 @@ class Ops:
 
     @classmethod
     def host(cls) -> Ops:
-        """On the CPU."""
+        """On the CPU, with few threads in a launch."""
         return cls(host_functions(), warps=HOST_WARPS, max_blocks=HOST_BLOCKS)
 
     def launch(
@@ -92,7 +92,7 @@ class Ops:
     ) -> None:
         """Run one kernel; int and float arguments become int32 and float32."""
         for i, arg in enumerate(args):
-            if hasattr(arg, "flags") and hasattr(arg, "ndim") and not arg.flags.c_contiguous:
+            if hasattr(arg, "flags") and not arg.flags.c_contiguous:
                 raise MachineError(f"argument {i} of {kernel} is not contiguous; copy it first")
         kinds = {int: np.int32, bool: np.int32, float: np.float32}
         values = tuple(kinds[type(arg)](arg) if type(arg) in kinds else arg for arg in args)
@@ -240,28 +240,30 @@ class OrdinaryStep:
         # A dense layer is one expert that every row has chosen, with score 1.
         self.dense = array(np.zeros((rows, 1), np.int32)), array(np.ones((rows, 1), np.float32))
         self.h = [buffer(rows, 1 if c.is_dense(i) else k, c.mlp_width(i)) for i in range(n_layers)]
-        self.caches = [
-            [buffer(pages[c.is_sliding(i)], PAGE, c.num_key_value_heads, dim) for _ in range(2)]
-            for i in range(n_layers)
+        shapes = [
+            (pages[c.is_sliding(i)], PAGE, c.num_key_value_heads, dim) for i in range(n_layers)
         ]
+        self.caches = [(buffer(*shape), buffer(*shape)) for shape in shapes]
 
-    def run(self, tokens: Array, positions: Array, page_tables: tuple[Array, Array]) -> None:
+    def run(self, tokens: Array, positions: Array, page_tables: Sequence[Array]) -> None:
         """Feed one token per row; results in `logits` and `following`.
 
         Args:
             tokens, positions: int32 [rows].
-            page_tables: int32 [rows, pages of a row], of full and of sliding layers; a row's first
-                `position / 64 + 1` entries (of those that its window reaches) must be valid.
+            page_tables: of full and of sliding layers, int32 [rows, pages of a row]; valid for
+                every page that the row's new token sees.
         """
         c, ops, x, y = self.config, self.ops, self.x, self.y
         ops.embed(x, self.table, tokens)
         for i, layer in enumerate(self.layers):
-            sliding, cache = c.is_sliding(i), self.caches[i]
+            sliding, (keys, values) = c.is_sliding(i), self.caches[i]
             table = page_tables[sliding]
             ops.rmsnorm(y, x, layer["gamma"], c.rms_norm_eps)
-            ops.qkv(self.q, *cache, y, layer["qkv"], self.rope, positions, table, c.uses_rope(i))
+            ops.qkv(
+                self.q, keys, values, y, layer["qkv"], self.rope, positions, table, c.uses_rope(i)
+            )
             window = c.sliding_window if sliding else 0
-            ops.attention(self.attn, self.q, *cache, positions, table, window)
+            ops.attention(self.attn, self.q, keys, values, positions, table, window)
             ops.o_proj(x, self.attn, layer["o"])
             ids, scores = self.dense if c.is_dense(i) else self.chosen
             if not c.is_dense(i):

@@ -1,8 +1,7 @@
 """The kernel's memory: every buffer in global memory, its element type, shape and who writes it.
 
 One table for all machines. The C struct `Params` is generated from it, the interpreter uses the
-same names, and
-the verifier checks that the tasks of a plan stay inside. It allocates nothing.
+same names, and the verifier checks that the tasks of a plan stay inside. It allocates nothing.
 """
 
 from __future__ import annotations

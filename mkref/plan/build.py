@@ -1,8 +1,8 @@
 """Build the plan of one decode step: a list of tasks per SM, and the counters that order them.
 
 A plan depends on the model's geometry, the number of SMs and the page budget of the KV pool; not on
-the batch,
-the lengths or the routing, which the tasks read at run time. It is checked by `mkref.plan.verify`.
+the batch, the lengths or the routing, which the tasks read at run time. It is checked by
+`mkref.plan.verify`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class KvPool:
     """Where the pages of each layer lie in the pool, in tiles of 512 bytes.
 
     Full and sliding layers have their own page numbers and budgets: a full layer grows with the
-    context, a
-    sliding layer only ever needs its window.
+    context, a sliding layer only ever needs its window.
     """
 
     full_pages: int

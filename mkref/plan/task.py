@@ -1,10 +1,9 @@
 """The task record: the one unit of work that every machine executes.
 
 A task is 16 int32 words (64 bytes). This module is the only definition of those words: the CUDA
-struct is
-generated from `FIELDS`, the interpreter and the verifier read the same names. It does not decide
-which tasks
-exist (`mkref.plan.build`) or what they compute (`cuda/megakernel.cu`, `mkref.plan.interpret`).
+struct is generated from `FIELDS`, the interpreter and the verifier read the same names. It does not
+decide which tasks exist (`mkref.plan.build`) or what they compute (`cuda/megakernel.cu`,
+`mkref.plan.interpret`).
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Flag(IntEnum):
 @dataclass(frozen=True)
 class Task:
     """One task. `first, count` is a range of 16-row blocks, or "slot `first` of `count`" for work
-    whose
-    amount is only known at run time (ATTENTION, MERGE, GATE_UP).
+    whose amount is only known at run time (ATTENTION, MERGE, GATE_UP).
     """
 
     op: int
