@@ -366,6 +366,13 @@ __device__ __noinline__ void report(const Params& p, Place place, int have, int 
   }
 }
 
+// Counters and targets wrap at 2^32. Subtracted without a sign: of a signed difference, whose
+// overflow is undefined, compilers make `have >= want`, and that lets everybody through in the step
+// in which `want` wraps.
+__device__ __forceinline__ bool reached(int have, int want) {
+  return (int)((uint32_t)have - (uint32_t)want) >= 0;
+}
+
 __device__ bool expired(const Params& p, uint64_t deadline, Place place, int have, int want) {
   const int seen = ptx::ld_relaxed(p.status);
   if (seen == 0 || seen == NOT_FINITE) {
@@ -382,7 +389,7 @@ __device__ __noinline__ bool poll_counter(const Params& p, const int* at, int wa
 #pragma unroll 1
   for (int spin = 1;; spin++) {
     const int have = ptx::ld_acquire(at);
-    if (have - want >= 0) return false;
+    if (reached(have, want)) return false;
     if ((spin & 63) == 0 && expired(p, deadline, place, have, want)) return true;
     ptx::pause();
   }
@@ -404,7 +411,7 @@ __device__ __forceinline__ void wait_counter(Context& c, int counter, int arriva
   const int* at = c.p.counters + counter * COUNTER_STRIDE;
   const int want =
       (int)((uint32_t)arrivals * (uint32_t)(c.p.step + 1));  // monotonic: never reset between steps
-  if (c.stopped || ptx::ld_acquire(at) - want >= 0) return;
+  if (c.stopped || reached(ptx::ld_acquire(at), want)) return;
   c.stopped = poll_counter(c.p, at, want, Place{WAIT_COUNTER, c.task, counter});
 }
 __device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code,
@@ -497,7 +504,7 @@ __device__ __forceinline__ Segment segment(const Task& task, int unit, int end) 
 // The order in which experts are taken, (logit, then lower id), as one 64-bit key. A NaN loses
 // against everything.
 __device__ __forceinline__ uint64_t route_key(float logit, int expert) {
-  uint32_t u = __float_as_uint(logit);
+  uint32_t u = __float_as_uint(logit + 0.0f);  // -0 is +0
   u = logit != logit ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
   return (uint64_t)u << 32 | (ALL - (uint32_t)expert);
 }
@@ -527,7 +534,8 @@ __device__ void find_experts(Context& c) {
       const int expert = (int)(ALL - (uint32_t)best);
       if (expert % 32 == c.lane) {
         taken |= 1u << (expert / 32);
-        r.score[expert][row] = 1.0f / (1.0f + exp_(-logits[expert]));
+        const float logit = logits[expert];
+        r.score[expert][row] = 1.0f / (1.0f + exp_(-logit)) + (logit - logit);  // NaN stays NaN
       }
     }
   }

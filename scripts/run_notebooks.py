@@ -8,7 +8,8 @@ a learner's answer in them is lost: this is for whoever changes a lesson. Output
 counts are stored, because `pytest --nbval` compares them; widget state and references to live
 widgets are not, so that every reader shows the static figure that stands beside them.
 
-It stops at the first notebook that raises, warns, takes too long or grows too large.
+It stops at the first notebook that raises, warns or grows too large. One that takes long it only
+tells: on a busy computer that says nothing about the notebook.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from mkref.lessons.check import exercise
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDGET = "application/vnd.jupyter.widget-view+json"
-MAX_SECONDS = 40
+WANTED_SECONDS = 40
 MAX_BYTES = 200_000
 METADATA = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
@@ -83,11 +84,18 @@ def complaints(notebook: Any) -> list[str]:
     ]
 
 
+def slow(seconds: float) -> str:
+    """What to add about a notebook that took long; else ""."""
+    if seconds <= WANTED_SECONDS:
+        return ""
+    return f" (warning: slow; a computer with nothing else to do needs {WANTED_SECONDS} s at most)"
+
+
 def run(path: Path) -> str:
     """Execute one notebook and store it.
 
     Returns:
-        A line about it.
+        A line about it, which also says if it took long.
 
     Raises:
         SystemExit: it must not be stored as it is; the file is unchanged.
@@ -107,14 +115,12 @@ def run(path: Path) -> str:
     found = complaints(notebook)
     nbformat.validate(notebook)
     text = nbformat.writes(notebook, version=4) + "\n"
-    if seconds > MAX_SECONDS:
-        found.append(f"takes {seconds:.0f} s; at most {MAX_SECONDS} s")
     if len(text.encode()) > MAX_BYTES:
         found.append(f"is {len(text.encode())} bytes large; at most {MAX_BYTES}")
     if found:
         raise SystemExit(f"{path.name}: " + "; ".join(found))
     path.write_text(text, encoding="utf-8")
-    return f"{path.name}: {seconds:.1f} s, {len(text.encode()) / 1000:.0f} KB"
+    return f"{path.name}: {seconds:.1f} s, {len(text.encode()) / 1000:.0f} KB{slow(seconds)}"
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from mkref.weights.synthetic import synthetic_weights
 if TYPE_CHECKING:
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["SMALL", "Run", "drive", "small_config", "small_model"]
+__all__ = ["SMALL", "Run", "drive", "drive_from", "small_config", "small_model"]
 
 SMALL = {
     "vocab_size": 517,
@@ -119,3 +119,23 @@ def drive(
         tokens.append(sampled)
         fed = [p[step + 1] if step + 1 < len(p) else int(sampled[r]) for r, p in enumerate(prompts)]
     return Run(np.stack(logits), np.stack(tokens))
+
+
+def drive_from(machine: Machine, weights: PackedWeights, first_step: int, n_sm: int) -> bytes:
+    """Logits of six greedy steps by a machine that pretends to have run `first_step` before them.
+
+    Its counters stand where they would then stand, modulo 2^32, as the hardware adds.
+    """
+    plan = build_plan(weights.config, n_sm, full_pages=4, sliding_pages=4)
+    machine.load(plan, weights, 4 * PAGE)
+    counters = machine.read("counters").view(np.uint32)
+    counters[:, 0] = [c.target * first_step % 2**32 for c in plan.counters]
+    machine.write("counters", counters.view(np.int32))
+    machine.steps = first_step  # type: ignore[attr-defined]
+    table = np.arange(4, dtype=np.int32).reshape(1, 1, 4).repeat(2, axis=0)
+    token, logits = 5, []
+    for position in range(6):
+        at = np.asarray([position], np.int32)
+        token = int(machine.step(StepInputs(np.asarray([token], np.int32), at, table))[0])
+        logits.append(machine.logits(1).tobytes())
+    return b"".join(logits)

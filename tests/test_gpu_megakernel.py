@@ -13,7 +13,7 @@ from mkref.machine.cuda import CudaMachine, device_sms
 from mkref.machine.host import HostMachine
 from mkref.machine.source import Ring
 from mkref.plan.build import build_plan
-from tests.decode import drive, small_model
+from tests.decode import drive, drive_from, small_model
 
 pytestmark = pytest.mark.gpu
 
@@ -127,3 +127,11 @@ def test_gpu_refuses_more_sms_than_there_are() -> None:
         CudaMachine().load(
             build_plan(weights.config, n, full_pages=4, sliding_pages=4), weights, 64
         )
+
+
+@pytest.mark.parametrize("wrap", [2**31, 2**32])
+def test_gpu_counters_go_on_beyond_their_width(wrap: int) -> None:
+    """Steps around the one in which a counter of four arrivals passes 2^31 and 2^32."""
+    _, weights = small_model(num_hidden_layers=2)
+    expected = drive_from(CudaMachine(), weights, 0, n_sm=4)
+    assert expected == drive_from(CudaMachine(), weights, wrap // 4 - 3, n_sm=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mkref.errors import MachineError
 from mkref.machine.base import KernelMachine, StepInputs
 from mkref.machine.host import HostMachine
 from mkref.machine.interpreter import InterpreterMachine
@@ -12,7 +13,7 @@ from mkref.plan import BUFFERS, build_plan
 from mkref.reference.scalars import to_bf16
 from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
 from mkref.weights.synthetic import synthetic_weights
-from tests.decode import small_config
+from tests.decode import drive_from, small_config, small_model
 
 POSITIONS = [0, 63, 64, 127, 130, 300, 510, 65]
 OF_THE_PLAN = {"tasks", "task_offsets", "counters", "best_values", "best_tokens", "trace"}
@@ -79,3 +80,23 @@ def test_what_a_row_does_not_see_is_never_used(make: type[KernelMachine]) -> Non
         logits.append(machine.logits(rows))
     assert np.isfinite(logits[0]).all()
     assert logits[0].tobytes() == logits[1].tobytes()
+
+
+@pytest.mark.parametrize("wrap", [2**31, 2**32])
+@pytest.mark.parametrize("make", [HostMachine, InterpreterMachine])
+def test_counters_go_on_beyond_their_width(make: type[KernelMachine], wrap: int) -> None:
+    """Steps around the one in which a counter of four arrivals passes 2^31 and 2^32."""
+    _, weights = small_model(num_hidden_layers=2)
+    expected = drive_from(InterpreterMachine(), weights, 0, n_sm=4)
+    assert expected == drive_from(make(), weights, wrap // 4 - 3, n_sm=4)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("make", [HostMachine, InterpreterMachine])
+def test_a_router_that_is_not_finite_is_an_error(make: type[KernelMachine], value: float) -> None:
+    """It must not just switch experts off."""
+    _, weights = small_model(num_hidden_layers=2)
+    at = weights.layout.layer(1)
+    weights.tiles[at.router : at.qkv] = value
+    with pytest.raises(MachineError, match="not finite"):
+        drive_from(make(), weights, 0, n_sm=2)

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import json
 import platform
+import re
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ PACKAGES = {
     "torch": "needed",
     "safetensors": "needed",
     "tokenizers": "text in and out; token ids work without it: pip install tokenizers",
-    "jupyterlab": "the workbook: pip install 'mkref[lab]'",
+    "jupyterlab": "the workbook: `make lab` installs it",
 }
 
 
@@ -52,8 +53,17 @@ def checks() -> Iterator[Check]:
     yield _cupy()
     yield from _gpu()
     for machine in available():
-        yield Check(f"machine {machine.name}", machine.ok, machine.reason)
+        yield Check(f"machine {machine.name}", machine.ok, _short(machine.reason))
     yield Check("machine auto", True, f"means {resolve('auto')}")
+
+
+def _short(reason: str) -> str:
+    """Without the driver's own words at the end, which make a line of 130 characters.
+
+    >>> _short("no usable NVIDIA driver (cudaErrorNoDevice: no CUDA-capable device is detected)")
+    'no usable NVIDIA driver'
+    """
+    return re.sub(r" \(cuda[A-Z]\w*: .*\)$", "", reason)
 
 
 def _package(name: str, use: str) -> Check:
@@ -78,7 +88,7 @@ def _compiler() -> Check:
 def _cupy() -> Check:
     found = next((n for n in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if _version(n)), None)
     if found is None:
-        return Check("CuPy", False, "not installed (the GPU: pip install 'mkref[gpu]')")
+        return Check("CuPy", False, "not installed (`make lab` installs it where there is a GPU)")
     return Check("CuPy", True, f"{_version(found)} ({found})")
 
 

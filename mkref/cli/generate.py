@@ -17,8 +17,9 @@ from mkref.cli.arguments import add_json, add_machine, add_model, number, token_
 if TYPE_CHECKING:
     from mkref.engine import Engine
 
-__all__ = ["add_commands", "add_prompt", "prompt_of"]
+__all__ = ["add_commands", "add_prompt", "prompt_of", "room_for"]
 
+DEFAULT_TOKENS = 64
 MAX_SEED = 2**64 - 1
 
 
@@ -38,12 +39,26 @@ def prompt_of(options: argparse.Namespace, default: str | list[int] | None = Non
     return default if options.prompt is None else options.prompt
 
 
+def room_for(engine: Engine, prompt: Any, asked: int | None, default: int) -> int:
+    """Tokens of the answer: as many as asked for; else the default, if the context has room."""
+    if asked is not None:
+        return asked  # too many is the user's mistake, and the engine says so
+    if isinstance(prompt, str):
+        if engine.tokenizer is None:
+            return default
+        prompt = engine.tokenizer.encode(prompt)
+    return max(min(default, engine.max_context - len(prompt)), 1)
+
+
 def add_commands(commands: Any) -> None:
     """Add `generate` to the parser."""
     parser = commands.add_parser("generate", help="go on from a prompt")
     add_model(parser)
     add_prompt(parser)
-    parser.add_argument("--max-tokens", metavar="N", type=whole(1), default=64, help="default: 64")
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=whole(1),
+        help=f"default: {DEFAULT_TOKENS}, or what the context has room for",
+    )  # fmt: skip
     parser.add_argument(
         "--temperature", metavar="T", type=number, default=0.0, help="default: 0, greedy"
     )
@@ -67,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
 
     with Engine.load(options.model, options.machine, options.sms, options.context) as engine:
         settings = {
-            "max_tokens": options.max_tokens,
+            "max_tokens": room_for(
+                engine, prompt_of(options), options.max_tokens, DEFAULT_TOKENS
+            ),
             "temperature": options.temperature,
             "seed": options.seed,
             "stop": options.stop,

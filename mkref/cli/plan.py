@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.cli.arguments import add_json, add_machine, add_model, whole
-from mkref.errors import PlanError, RequestError
+from mkref.errors import MachineError, PlanError, RequestError
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
@@ -92,6 +92,8 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, int]:
     from mkref.machine import default_n_sm, resolve
     from mkref.plan.build import build_plan
 
+    if options.machine == "torch":
+        raise MachineError("plan: machine 'torch' runs no plan; give cuda, host or interpreter")
     config = load_geometry(options.model)
     sizes = sizes_for(config, options.context)
     # With --sms the machine does not matter, and need not run here.
@@ -103,6 +105,7 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, int]:
 def run_plan(options: argparse.Namespace) -> int:
     """Print the table, write the file."""
     from mkref.cli.plan_table import format_rows, op_rows
+    from mkref.trace.summary import n_sms
 
     plan, max_context = _planned(options)
     tokens = min(1024, max_context) if options.tokens is None else options.tokens
@@ -123,7 +126,7 @@ def run_plan(options: argparse.Namespace) -> int:
         print(json.dumps(report))
         return 0
     print(
-        f"{plan.n_tasks:,} tasks on {plan.n_sm} SMs, {len(plan.counters):,} counters; "
+        f"{plan.n_tasks:,} tasks on {n_sms(plan.n_sm)}, {len(plan.counters):,} counters; "
         f"bytes of a step with {options.rows} of 8 rows, {tokens:,} tokens in each"
     )
     print(format_rows(rows))
@@ -135,6 +138,7 @@ def run_plan(options: argparse.Namespace) -> int:
 def run_verify(options: argparse.Namespace) -> int:
     """Check; a plan that fails is a `PlanError`."""
     from mkref.plan.verify import verify
+    from mkref.trace.summary import n_sms
 
     if options.plan:
         plan, max_context = load_plan(options.plan), options.context
@@ -154,7 +158,13 @@ def run_verify(options: argparse.Namespace) -> int:
         }
         print(json.dumps(sizes))
         return 0
-    print("\n".join(report.lines()))
+    per_op = report.tasks_per_op.items()
+    print(
+        f"{report.n_tasks:,} tasks on {n_sms(report.n_sm)}, {report.n_counters:,} counters: "
+        "no violation"
+    )
+    print(", ".join(f"{n:,} {name}" for name, n in per_op if n))
+    print("\n".join(report.lines()[2:]))  # below the same two lines
     print("checked:")
     for name, what in checked.items():
         print(f"  {name:9} {what}")

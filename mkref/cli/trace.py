@@ -13,12 +13,13 @@ import platform
 from typing import Any
 
 from mkref.cli.arguments import add_json, add_machine, add_model, whole
-from mkref.cli.generate import add_prompt, prompt_of
+from mkref.cli.generate import add_prompt, prompt_of, room_for
 from mkref.errors import MachineError, RequestError
 
 __all__ = ["add_commands"]
 
 PROMPT = "def add(a, b):\n"
+DEFAULT_TOKENS = 4
 
 
 def add_commands(commands: Any) -> None:
@@ -27,8 +28,8 @@ def add_commands(commands: Any) -> None:
     add_model(parser)
     add_prompt(parser, required=False)
     parser.add_argument(
-        "--max-tokens", metavar="N", type=whole(1), default=4,
-        help="tokens to run; the step of the last one is written (default: 4)",
+        "--max-tokens", metavar="N", type=whole(1),
+        help=f"tokens to run; the step of the last one is written (default: {DEFAULT_TOKENS})",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FILE", default="trace.json", help="default: %(default)s")
     add_machine(parser)
@@ -52,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
         options.model, options.machine, options.sms, options.context, trace=True
     ) as engine:
         prompt = prompt_of(options, PROMPT if engine.tokenizer else [engine.config.vocab_size // 2])
-        engine.generate(prompt, max_tokens=options.max_tokens, ignore_eos=True)
+        n_tokens = room_for(engine, prompt, options.max_tokens, DEFAULT_TOKENS)
+        engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True)
         stamps = engine.machine.stamps()
         if stamps is None:
             raise MachineError(f"trace: machine {engine.machine.name!r} took no time stamps")

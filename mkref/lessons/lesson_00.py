@@ -92,6 +92,25 @@ MISTAKES = (
         lambda tasks, n_sm: _waited(tasks),
         "this is a time. A share is a part of the time of the whole machine.",
     ),
+    Mistake(
+        lambda tasks, n_sm: 100 * _waited(tasks) / (n_sm * _span(tasks)),
+        "this is in percent. A share is between 0 and 1.",
+    ),
+    Mistake(
+        lambda tasks, n_sm: _waited(tasks) / (n_sm * tasks[-1].end),
+        "the last task of the list need not be the last to end: the list goes SM after SM.",
+    ),
+    Mistake(
+        lambda tasks, n_sm: _waited(tasks) / (n_sm * (_span(tasks) - min(t.begin for t in tasks))),
+        "the step begins at 0, not when the first of these tasks begins.",
+    ),
+    Mistake(
+        lambda tasks, n_sm: (
+            sum((t.ready - t.begin) / (t.end - t.begin) for t in tasks) / len(tasks)
+        ),
+        "a mean of the tasks' own shares lets a short task count as much as a long one. Add up "
+        "times first, and divide once.",
+    ),
 )
 
 EXERCISES = (

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
+from mkref.errors import RequestError
 from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
-from mkref.lessons.recorded import evidence
+from mkref.lessons.recorded import bench_record, evidence
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.hardware import bandwidth
@@ -67,6 +68,16 @@ MISTAKES = (
         "this cuts all layers at the window. Which layers have one? Look at config.layer_types.",
     ),
     Mistake(
+        lambda c, n: (
+            _tokens(c, n)
+            * _per_token(c)
+            * (c.hidden_size // c.num_attention_heads)
+            // c.head_dim
+        ),
+        "the head width is its own field, config.head_dim; heads times width need not be "
+        "hidden_size.",
+    ),
+    Mistake(
         lambda c, n: _tokens(c, n) * _per_token(c) // 2,
         "a factor of 2 is missing. A token leaves a key and a value, and a number has 2 bytes.",
     ),
@@ -87,11 +98,38 @@ MISTAKES = (
         lambda c, n: min(n, c.sliding_window) * _per_token(c),
         "this counts one layer. The step reads the cache of every layer.",
     ),
+    Mistake(
+        lambda c, n: _tokens(c, n) * 2048,
+        "2,048 bytes is a token of North Mini Code. Another model has other heads: use the fields.",
+    ),
+    Mistake(
+        lambda c, n: (13 * n + 36 * min(n, c.sliding_window)) * _per_token(c),
+        "13 and 36 layers are those of North Mini Code. Count the kinds in config.layer_types.",
+    ),
+    Mistake(
+        lambda c, n: (13 * n + 36 * min(n, 4096)) * 2048,
+        "this is right for North Mini Code only. Take every number from the fields of config.",
+    ),
+    Mistake(
+        lambda c, n: (
+            sum(n if kind == "full_attention" else c.sliding_window for kind in c.layer_types)
+            * _per_token(c)
+        ),
+        "a sliding layer is not always full: with fewer tokens than its window it reads those.",
+    ),
+    Mistake(
+        lambda c, n: (
+            sum(min(n, c.sliding_window) if kind == "full_attention" else n
+                for kind in c.layer_types)
+            * _per_token(c)
+        ),
+        "the kinds are swapped: sliding_attention has the window, full_attention sees everything.",
+    ),
 )
 
 _SMALL = replace(
     NORTH_MINI_CODE,
-    num_hidden_layers=5, num_key_value_heads=2, num_attention_heads=6, head_dim=32, hidden_size=96,
+    num_hidden_layers=5, num_key_value_heads=2, num_attention_heads=6, head_dim=32, hidden_size=144,
     sliding_window=24, mlp_layer_types=("dense",) + ("sparse",) * 4,
     layer_types=("full_attention",) + ("sliding_attention",) * 3 + ("full_attention",),
 )  # fmt: skip
@@ -141,9 +179,33 @@ EXERCISES = (
 )
 
 
+def _own_row(context: int, batch: int) -> dict[str, Any]:
+    """This repository's engine as a row like those of `decode_speed.json`.
+
+    Raises:
+        RequestError: the benchmark did not run this case.
+    """
+    name = "h200/full_geometry.json"
+    record = bench_record(name)
+    cases = {(row["context"], row["batch"]): row for row in record["rows"]}
+    if (context, batch) not in cases:
+        raise RequestError(f"data: {name} has no row with context {context}, batch {batch}")
+    made = record["provenance"]
+    return {
+        "who": "mkref, this repository",
+        "gpu": "h200",
+        "context": context,
+        "batch": batch,
+        "ms": cases[context, batch]["ms_per_step"],
+        "label": "measured",
+        "note": f"the whole step, synthetic weights; {made['gpu']}, {made['date'][:10]}",
+    }
+
+
 def engines(context: int = 8192, batch: int = 1) -> Figure:
-    """What engines reach of their GPU's bound, from `notebooks/data/decode_speed.json`."""
-    recorded = evidence("decode_speed.json")["rows"]
+    """What engines reach of their GPU's bound: mkref from `bench/results/h200/full_geometry.json`,
+    the others from `notebooks/data/decode_speed.json`."""
+    recorded = [_own_row(context, batch), *evidence("decode_speed.json")["rows"]]
     step = speed_of_light(NORTH_MINI_CODE, context=context, batch=batch)
     bars, rows = [], []
     for row in recorded:
@@ -152,16 +214,9 @@ def engines(context: int = 8192, batch: int = 1) -> Figure:
         memory = bandwidth(row["gpu"])
         share = step.ms(memory.bytes_per_s) / row["ms"]
         who, speed = f"{row['who']} ({row['gpu'].upper()})", batch * 1e3 / row["ms"]
+        text = f"{share:.0%}, {speed:.0f} a second [{row['label']}]"
         pattern = "plain" if row["label"] == "measured" else "diagonal"
-        bars.append(
-            Bar(
-                who,
-                share,
-                f"{share:.0%}, {speed:.0f} a second [{row['label']}]",
-                "#009E73",
-                pattern,
-            )
-        )
+        bars.append(Bar(who, share, text, "#009E73", pattern))
         rows.append((who, f"{speed:.1f}", f"{share:.1%}", row["label"], row["note"]))
     said = "; ".join(f"{row[0]} {row[2]}" for row in rows)
     sentence = f"Share of the bound of its own GPU, batch {batch}, context {context}: {said}."

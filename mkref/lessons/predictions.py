@@ -10,7 +10,9 @@ lesson goes on and says so. Nothing leaves the notebook's kernel, and nothing is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
 
 __all__ = ["compare", "forget", "predict"]
 
@@ -31,7 +33,7 @@ def predict(question: str, answer: float | str | None, unit: str = "") -> None:
     Args:
         question: id of the question, such as "01.a".
         answer: a number or the letter of a choice; None is no commitment.
-        unit: unit of a number.
+        unit: unit of a number; with one, only a number is accepted.
     """
     before = _COMMITTED.get(question)
     if before is not None and before.compared:
@@ -39,9 +41,12 @@ def predict(question: str, answer: float | str | None, unit: str = "") -> None:
     elif answer is None:
         _COMMITTED.pop(question, None)
         print("No prediction yet: replace None by your answer and run this cell again.")
+    elif (given := _read(answer, unit)) is None:
+        kind = f"a number ({unit})" if unit else "a number or a letter"
+        print(f"{answer!r} is no prediction here: give {kind} and run this cell again.")
     else:
-        _COMMITTED[question] = _Commitment(answer, unit)
-        print(f"Committed: {_text(answer, unit)}.")
+        _COMMITTED[question] = _Commitment(given, unit)
+        print(f"Committed: {_text(given, unit)}.")
 
 
 def compare(question: str, actual: float | str) -> None:
@@ -58,7 +63,7 @@ def compare(question: str, actual: float | str) -> None:
     made.compared = True
     said, is_ = _text(made.answer, made.unit), _text(actual, made.unit)
     if isinstance(actual, str) or isinstance(made.answer, str):
-        right = str(made.answer).strip().lower() == str(actual).lower()
+        right = str(made.answer).lower() == str(actual).lower()
         print(f"You said {said}: {'right.' if right else f'it is {is_}.'}")
         return
     print(f"You said {said}, it is {is_}: {_distance(made.answer, actual)}")
@@ -69,6 +74,25 @@ def forget() -> None:
     _COMMITTED.clear()
 
 
+def _read(answer: object, unit: str) -> float | str | None:
+    """The commitment that an answer is; None if it is none.
+
+    >>> _read("(b)", ""), _read(" 50 ", "percent"), _read("fifty", "percent"), _read(7, "")
+    ('b', 50.0, None, 7)
+    """
+    if isinstance(answer, str):
+        plain = answer.strip(" ()")
+        if not unit:
+            return plain or None
+        try:
+            answer = float(plain)
+        except ValueError:
+            return None
+    if not isinstance(answer, Real) or not math.isfinite(answer):
+        return None
+    return answer if isinstance(answer, (int, float)) else float(answer)
+
+
 def _text(value: float | str, unit: str) -> str:
     return f"({value})" if isinstance(value, str) else f"{value:,.6g} {unit}".strip()
 
@@ -76,10 +100,14 @@ def _text(value: float | str, unit: str) -> str:
 def _distance(said: float, is_: float) -> str:
     """How far apart two numbers are, in words.
 
-    >>> _distance(450, 469.8), _distance(100, 469.8), _distance(-1, 469.8)
-    ('within 10 %.', 'off by a factor of 4.7.', 'it cannot be 0 or less.')
+    >>> _distance(450, 469.8), _distance(100, 469.8), _distance(-1, 469.8), _distance(0.1, 0)
+    ('within 10 %.', 'off by a factor of 4.7.', 'it cannot be 0 or less.', 'off by 0.1.')
     """
+    if said == is_:
+        return "right."
     if said <= 0 < is_:
         return "it cannot be 0 or less."
+    if is_ <= 0:  # no ratio to speak of
+        return f"off by {abs(said - is_):,.6g}."
     factor = max(said / is_, is_ / said)
     return "within 10 %." if factor <= 1.1 else f"off by a factor of {factor:,.2g}."

@@ -1,7 +1,8 @@
 """Numbers of a lesson that were not computed in it: recorded runs, with what they were recorded on.
 
-They lie in `notebooks/data/` as JSON, next to the notebooks that use them; every file says under
-"provenance" where its numbers come from. Nothing here measures.
+They lie as JSON in `notebooks/data/`, next to the notebooks that use them, or in `bench/results/`,
+where `bench/` wrote them; every file says under "provenance" where its numbers come from. Nothing
+here measures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from mkref.trace.storage import load_trace
 if TYPE_CHECKING:
     from mkref.trace.events import Trace
 
-__all__ = ["data_folder", "evidence", "recorded_trace"]
+__all__ = ["bench_record", "data_folder", "evidence", "recorded_trace"]
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def data_folder() -> Path:
@@ -26,7 +29,7 @@ def data_folder() -> Path:
     Raises:
         RequestError: neither place has one.
     """
-    checkout = Path(__file__).resolve().parents[2] / "notebooks"
+    checkout = CHECKOUT / "notebooks"
     for place in (Path.cwd(), checkout):
         if (place / "data").is_dir():
             return place / "data"
@@ -48,22 +51,42 @@ def evidence(name: str) -> dict[str, Any]:
     except OSError as error:
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.json*")))
         raise RequestError(f"data: no {name!r} in notebooks/data; there are {there}") from error
-    data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+    return _checked(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw), name)
+
+
+def bench_record(name: str) -> dict[str, Any]:
+    """The content of one record of this repository's own benchmarks.
+
+    Args:
+        name: file name below `bench/results/`, such as "h200/full_geometry.json".
+
+    Raises:
+        RequestError: no such file, or it does not say where its numbers come from.
+    """
+    places = [place / "bench" / "results" / name for place in (Path.cwd().parent, CHECKOUT)]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        raise RequestError(f"data: no {name!r} in bench/results; use a whole checkout")
+    return _checked(json.loads(path.read_text(encoding="utf-8")), name)
+
+
+def _checked(data: Any, name: str) -> dict[str, Any]:
     if not isinstance(data, dict) or not data.get("provenance"):
         raise RequestError(f"data: {name} does not say under 'provenance' where it comes from")
     return data
 
 
-def recorded_trace(*names: str) -> Trace:
-    """The first of the named recordings that is there.
+def recorded_trace(name: str) -> Trace:
+    """A recorded step.
 
     Args:
-        names: file names below `notebooks/data/`, the wanted one first.
+        name: file name below `notebooks/data/`.
 
     Raises:
-        RequestError: none of them is there.
+        RequestError: no such file.
     """
-    for name in names:
-        if (data_folder() / name).is_file():
-            return load_trace(data_folder() / name)
-    raise RequestError(f"data: none of {', '.join(names)} in notebooks/data")
+    path = data_folder() / name
+    if not path.is_file():
+        there = ", ".join(sorted(p.name for p in path.parent.glob("trace_*")))
+        raise RequestError(f"data: no {name!r} in notebooks/data; there are {there}")
+    return load_trace(path)

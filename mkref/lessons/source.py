@@ -17,7 +17,7 @@ __all__ = ["Code", "code"]
 
 @dataclass(frozen=True)
 class Code:
-    """A piece of a source file; a notebook shows it with colours."""
+    """A piece of a source file; a notebook shows it as a block of code."""
 
     file: str
     line: int

@@ -64,7 +64,7 @@ def available() -> list[Availability]:
     return [
         Availability("cuda", *_cuda()),
         Availability("host", *_host()),
-        Availability("interpreter", True, "the tasks in NumPy: exact and slow"),
+        Availability("interpreter", True, "the tasks in NumPy, one at a time: exact"),
         Availability("torch", True, "the reference model: no plan, no kernel"),
     ]
 

@@ -127,7 +127,8 @@ def find_experts(layer: int, logits: Float, config: NorthConfig) -> Route:
     keys = order_key(np.where(nan, np.float32(0), logits), np.arange(n_experts))
     keys = np.where(nan, keys & np.uint64(0xFFFFFFFF), keys)
     chosen = np.sort(np.argsort(keys, axis=1)[:, -config.num_experts_per_tok :], axis=1)
-    values = sigmoid(np.take_along_axis(logits, chosen, axis=1))
+    picked = np.take_along_axis(logits, chosen, axis=1)
+    values = sigmoid(picked) + (picked - picked)  # NaN stays NaN
     if config.norm_topk_prob:
         total = np.zeros(rows, dtype=np.float32)
         for i in range(chosen.shape[1]):  # ascending id

@@ -16,6 +16,7 @@ from typing import Any
 
 from mkref.errors import MkrefError
 from mkref.trace.events import ABSENT, Event, Trace
+from mkref.trace.summary import n_sms
 
 __all__ = ["STREAMING", "chrome_trace", "write_perfetto"]
 
@@ -31,7 +32,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
         "traceEvents", "displayTimeUnit", and the provenance under "otherData".
     """
     machine = trace.where or "machine"
-    events = [_name("process_name", 0, f"{machine}: {trace.n_sm} SMs")]
+    events = [_name("process_name", 0, f"{machine}: {n_sms(trace.n_sm)}")]
     for sm in range(trace.n_sm):
         for tid, who in ((2 * sm, "consumers"), (2 * sm + 1, "loader")):
             events.append(_name("thread_name", tid, f"SM {sm} {who}"))

@@ -12,7 +12,9 @@ import numpy as np
 
 from mkref.trace.events import BEGIN, END, READY, Trace
 
-__all__ = ["OpTime", "Shares", "by_op", "describe", "format_ns", "shares", "slowest_sm"]
+__all__ = [
+    "OpTime", "Shares", "by_op", "describe", "format_ns", "n_sms", "shares", "slowest_sm",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def format_ns(ns: float) -> str:
     return f"{ns:.0f} ns"
 
 
+def n_sms(n: int) -> str:
+    """A number of SMs in words.
+
+    >>> n_sms(1), n_sms(132)
+    ('1 SM', '132 SMs')
+    """
+    return f"{n:,} SM{'' if n == 1 else 's'}"
+
+
 def describe(trace: Trace) -> str:
     """One sentence that says the same as the picture."""
     part = shares(trace)
@@ -93,6 +104,6 @@ def describe(trace: Trace) -> str:
     total = sum(row.work_ns for row in rows) or 1
     largest = ", ".join(f"{row.op} {row.work_ns / total:.0%}" for row in rows[:3])
     return (
-        f"{trace.n_tasks} tasks on {trace.n_sm} SMs in {format_ns(trace.span_ns)}: the SMs work "
-        f"{part.work:.0%} of the time and wait {part.wait:.0%}; most work: {largest}."
+        f"{trace.n_tasks:,} tasks on {n_sms(trace.n_sm)} in {format_ns(trace.span_ns)}: the SMs "
+        f"work {part.work:.0%} of the time and wait {part.wait:.0%}; most work: {largest}."
     )

@@ -66,7 +66,8 @@ function drawLane(state, sm, top, x) {
   }
   if (strip) drawLoader(state, lane, top + height + 1, x);
   if (state.selected >= lane[0] && state.selected < lane[1]) outlineSelected(state, top, height, x);
-  if (state.row >= 11 || sm % Math.ceil(12 / state.row) === 0) {
+  // SM 0's label is pushed down into the picture, so the next must leave it more room.
+  if (state.row >= 14 || sm % Math.ceil(20 / state.row) === 0) {
     context.fillStyle = meta.colors.ink;
     context.font = "11px DejaVu Sans, Verdana, sans-serif";
     context.textAlign = "right";

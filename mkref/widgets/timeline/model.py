@@ -13,7 +13,7 @@ import numpy as np
 
 from mkref.errors import RequestError
 from mkref.trace.events import BEGIN, END, Event, Trace
-from mkref.trace.summary import format_ns
+from mkref.trace.summary import format_ns, n_sms
 
 __all__ = ["Timeline", "timeline"]
 
@@ -53,9 +53,9 @@ class Timeline:
     def scope(self) -> str:
         """What is shown, in words."""
         if self.is_whole:
-            return f"Shown: all {self.trace.n_sm} SMs, the whole step."
+            return f"Shown: all {n_sms(self.trace.n_sm)}, the whole step."
         return (
-            f"Shown: {len(self.sms)} of {self.trace.n_sm} SMs, {format_ns(self.begin)} to "
+            f"Shown: {len(self.sms)} of {n_sms(self.trace.n_sm)}, {format_ns(self.begin)} to "
             f"{format_ns(self.end)} of {format_ns(self.trace.span_ns)}."
         )
 

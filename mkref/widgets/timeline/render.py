@@ -12,15 +12,16 @@ from mkref.widgets.palette import GRID, OUTLINE, WAIT, style_of
 from mkref.widgets.svg import Svg, rect_path
 
 if TYPE_CHECKING:
-    from mkref.trace.events import Event
+    from mkref.trace.events import Event, Trace
     from mkref.widgets.timeline.model import Timeline
 
-__all__ = ["figure", "ticks"]
+__all__ = ["figure", "headline", "ticks"]
 
 WIDTH, LEFT, RIGHT = 900, 58, 14
 TOP, ROW, BAR, AXIS = 74, 22, 17, 34
 LEGEND_COLUMN, LEGEND_COLUMNS = 140, 6
 MAX_LETTERS = 400
+DIGIT = 7.2  # pixels: width of a digit of an axis label, at most
 THINNEST = 0.4  # pixels: what is shorter is drawn this wide, so that it can be seen
 
 
@@ -38,12 +39,17 @@ def ticks(begin: float, end: float, n_most: int = 8) -> list[float]:
     return [k * step for k in inside]
 
 
-def summary(view: Timeline, title: str) -> str:
-    """The sentence under the picture."""
-    machine = title or view.trace.where
-    label = view.trace.provenance.get("label", "measured")
+def headline(trace: Trace, title: str = "") -> str:
+    """The sentence about the whole step; the live view, which shows all of it, says no more."""
+    machine = title or trace.where
+    label = trace.provenance.get("label", "measured")
     head = f"{machine} [{label}]: " if machine else f"[{label}] "
-    return f"{head}{describe(view.trace)} {view.scope}"
+    return f"{head}{describe(trace)}"
+
+
+def summary(view: Timeline, title: str) -> str:
+    """The sentences under the picture: the step, and which part of it is drawn."""
+    return f"{headline(view.trace, title)} {view.scope}"
 
 
 def table(view: Timeline) -> Table:
@@ -106,7 +112,9 @@ class _Picture:
         bottom = TOP + ROW * len(self.view.sms)
         for tick in ticks(self.view.begin, self.view.end):
             self.svg.rect(self.x(tick), TOP - 6, 0.5, bottom - TOP + 12, GRID)
-            self.svg.text(self.x(tick), bottom + 22, format_ns(tick), anchor="middle", size=11)
+            label = format_ns(tick)
+            x = min(self.x(tick), WIDTH - 2 - DIGIT / 2 * len(label))  # all of it on the page
+            self.svg.text(x, bottom + 22, label, anchor="middle", size=11)
 
     def render(self) -> str:
         for lane, sm in enumerate(self.view.sms):

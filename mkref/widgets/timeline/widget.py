@@ -18,7 +18,7 @@ from mkref.trace.perfetto import STREAMING
 from mkref.widgets.palette import GRID, INK, OUTLINE, WAIT, as_json
 from mkref.widgets.svg import PATTERNS
 from mkref.widgets.timeline.model import timeline
-from mkref.widgets.timeline.render import figure
+from mkref.widgets.timeline.render import figure, headline
 
 if TYPE_CHECKING:
     from mkref.widgets.figure import Figure
@@ -70,7 +70,7 @@ class SmTimelineWidget(anywidget.AnyWidget):
             "counters": list(trace.counters),
             "patterns": PATTERNS,
             "colors": {"ink": INK, "outline": OUTLINE, "grid": GRID, "wait": WAIT},
-            "summary": self.figure.summary,
+            "summary": headline(trace, title),
             "table": self.figure.table.html(),
         }
         super().__init__(tasks=packed.tobytes(), meta=meta)
