@@ -120,8 +120,8 @@ CANDIDATES = [
 
 
 def inputs(spread: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random operands of 512 mmas whose exponents spread over 2 * `spread` powers of two."""
-    n = 512
+    """Random operands of 192 mmas whose exponents spread over 2 * `spread` powers of two."""
+    n = 192
 
     def scaled(shape: tuple[int, ...], more: int) -> np.ndarray:
         powers = rng.integers(-spread - more, spread + more + 1, shape)

@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref import config_json
-from mkref.config_json import DENSE, FULL, SLIDING, SPARSE, integer, kinds, number, refuse
+from mkref.config_json import (
+    DENSE,
+    FULL,
+    SLIDING,
+    SPARSE,
+    integer,
+    kinds,
+    number,
+    positive,
+    refuse,
+)
 from mkref.errors import ConfigError
 from mkref.geometry import Geometry
 
@@ -78,10 +88,9 @@ class NorthConfig(Geometry):
             integer(own, "prefix_dense_intermediate_size", 1)
         if not isinstance(self.norm_topk_prob, bool):
             raise refuse("norm_topk_prob", self.norm_topk_prob, "true or false")
-        for name in ("rope_theta", "logit_scale", "rms_norm_eps"):
-            number(own, name)
-        if self.rms_norm_eps <= 0:
-            raise refuse("rms_norm_eps", self.rms_norm_eps, "a number > 0")
+        positive(own, "rope_theta")
+        positive(own, "rms_norm_eps")
+        number(own, "logit_scale")
         kinds("layer_types", self.layer_types, (FULL, SLIDING), self.num_hidden_layers)
         kinds("mlp_layer_types", self.mlp_layer_types, (DENSE, SPARSE), self.num_hidden_layers)
         if self.num_attention_heads % self.num_key_value_heads:
@@ -135,7 +144,7 @@ class NorthConfig(Geometry):
             raw = json.loads(file.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"config: cannot read {file}: {error.strerror or error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"config: {file} is not JSON: {error}") from error
         try:
             return cls.from_dict(raw)

@@ -14,16 +14,20 @@ and derivation.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from mkref.errors import ConfigError
 
-__all__ = ["DENSE", "FULL", "SLIDING", "SPARSE", "integer", "kinds", "number", "read", "refuse"]
+__all__ = [
+    "DENSE", "FULL", "SLIDING", "SPARSE",
+    "integer", "kinds", "number", "positive", "read", "refuse",
+]  # fmt: skip
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 DENSE, SPARSE = "dense", "sparse"
+# The kernel's constants are float32: what rounds to infinity from here on, and to 0 up to here.
+TOO_LARGE, TOO_SMALL = 2.0**128 - 2.0**103, 2.0**-150
 
 # Defaults of Cohere2MoeConfig: what a key that is absent from config.json means.
 CLASS_DEFAULTS: dict[str, Any] = {
@@ -79,19 +83,29 @@ def refuse(field: str, value: object, right: str) -> ConfigError:
 
 
 def integer(values: Mapping[str, Any], field: str, least: int) -> int:
-    """The field as an integer of at least `least`."""
+    """The field as an integer of at least `least`; the kernel's integers have 32 bits."""
     value = values[field]
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refuse(field, value, f"an integer >= {least}")
+    right_type = isinstance(value, int) and not isinstance(value, bool)
+    if not right_type or not least <= value < 1 << 31:
+        raise refuse(field, value, f"an integer >= {least} (in int32)")
     return value
 
 
 def number(values: Mapping[str, Any], field: str) -> float:
-    """The field as a finite float."""
+    """The field as a float that is finite in float32."""
     value = values[field]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise refuse(field, value, "a finite number")
+    right_type = isinstance(value, int | float) and not isinstance(value, bool)
+    if not right_type or not abs(value) < TOO_LARGE:  # an int of any size; NaN is not below
+        raise refuse(field, value, "a finite number (in float32)")
     return float(value)
+
+
+def positive(values: Mapping[str, Any], field: str) -> float:
+    """The field as a float that is finite and above 0 in float32."""
+    value = number(values, field)
+    if value <= TOO_SMALL:
+        raise refuse(field, values[field], "a number > 0 (in float32)")
+    return value
 
 
 def kinds(field: str, value: object, allowed: tuple[str, str], n_layers: int) -> tuple[str, ...]:
@@ -134,10 +148,7 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
     if not plain or any(factor not in (None, 1, 1.0) for factor in factors):
         raise refuse(field, rope or factors[1], 'plain rotary positions ("rope_type": "default")')
     theta = rope.get("rope_theta", raw.get("rope_theta", CLASS_DEFAULTS["rope_theta"]))
-    base = number({"rope_theta": theta}, "rope_theta")
-    if base <= 0:
-        raise refuse("rope_theta", theta, "a number > 0")
-    return base
+    return positive({"rope_theta": theta}, "rope_theta")
 
 
 def read(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,8 +179,8 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     mlp_types = kinds("mlp_layer_types", values["mlp_layer_types"], (DENSE, SPARSE), n_layers)
     values["mlp_layer_types"] = mlp_types
     values["rope_theta"] = _rope_theta(raw)
-    for field in ("rms_norm_eps", "logit_scale"):
-        values[field] = number(values, field)
+    values["rms_norm_eps"] = positive(values, "rms_norm_eps")
+    values["logit_scale"] = number(values, "logit_scale")
     if isinstance(values["eos_token_id"], list):
         values["eos_token_id"] = tuple(values["eos_token_id"])
     return values

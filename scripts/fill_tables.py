@@ -42,9 +42,10 @@ def decode() -> list[str]:
 One decode step of the 30-billion geometry, synthetic weights, host included (measured:
 `bench/results/h200/full_geometry.json`; {origin(record)}).
 This version of the kernel is written to be right and clear. The bound is bytes / 4.814 TB/s with
-the experts that uniform routing hits (derived).
+the experts that uniform routing hits (derived). Memory in use includes PyTorch's caches for the
+comparison below.
 """,
-        "| context | batch | ms per step | tokens/s | bound, ms | share of bound | memory, GB |",
+        "| context | batch | ms per step | tokens/s | bound, ms | share of bound | GPU memory in use, GB |",
         "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:

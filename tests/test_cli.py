@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import mkref
 from mkref.cli import main
+from mkref.cli.doctor import _short
 from mkref.engine import Engine
 from tests.engines import save_tiny
 
@@ -97,6 +99,47 @@ def test_generate_stops(run: Run, folder: Path) -> None:
     letter = whole[2]
     status, out, _ = run(*arguments, "--temperature", 1, "--stop", "~~~", "--stop", letter)
     assert (0, whole[: whole.index(letter)] + "\n") == (status, out)
+
+
+def test_default_length_fits_a_small_context(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Who gave no --max-tokens hears nothing of it: the answer is as long as there is room."""
+    arguments = ("--model", folder, "--machine", "interpreter", "--context")
+    settings = ("--prompt-ids", "5,6,7", "--ignore-eos", "--json")
+    status, out, err = run("generate", *arguments, 10, *settings)
+    assert (0, "", 7) == (status, err, len(json.loads(out)["token_ids"]))
+    status, out, err = run("generate", *arguments, 10, "--prompt", "def f", "--ignore-eos")
+    assert 0 == status
+    status, _, err = run(
+        "trace", *arguments, 5, "--prompt-ids", "5,6,7", "--out", tmp_path / "trace.json"
+    )
+    assert (0, "") == (status, err)
+
+
+@pytest.mark.parametrize("command", ["plan", "verify"])
+def test_machine_without_a_plan(run: Run, folder: Path, command: str) -> None:
+    """`torch` runs no plan, so there is none to show."""
+    status, out, err = run(command, "--model", folder, "--machine", "torch")
+    assert (2, "") == (status, out)
+    assert "mkref: plan: machine 'torch' runs no plan; give cuda, host or interpreter\n" == err
+
+
+@pytest.mark.parametrize("command", ["plan", "verify"])
+def test_numbers_are_written_alike(run: Run, folder: Path, command: str) -> None:
+    """One SM is no plural, and thousands have their comma in every command."""
+    _, out, _ = run(command, "--model", folder, "--sms", 1)
+    assert " tasks on 1 SM, " in out
+    _, out, _ = run(command, "--model", "north-mini-code", "--sms", 132)
+    assert re.match(r"\d\d,\d{3} tasks on 132 SMs, [\d,]+ counters", out)
+    assert not re.search(r"(?<![\d.,])\d{4,}(?![\d.,])", "\n".join(out.splitlines()[:2]))
+
+
+def test_doctor_lines_are_short() -> None:
+    """The driver's own words are cut off a machine's reason."""
+    reason = (
+        "no usable NVIDIA driver on this machine (cudaErrorInsufficientDriver: CUDA driver ...)"
+    )
+    assert "no usable NVIDIA driver on this machine" == _short(reason)
+    assert "g++ (Debian 12.2) 12.2.0" == _short("g++ (Debian 12.2) 12.2.0")
 
 
 def test_doctor(run: Run) -> None:
@@ -241,6 +284,8 @@ MISTAKES = {
     "geometry only": (("generate", "--model", "north-mini-code", "--prompt", "a"), "checkpoint"),
     "plan of no model": (("plan", "--model", "nanoo"), "'nanoo'"),
     "missing plan": (("verify", "no-such-plan.json"), "no-such-plan.json"),
+    "plan without a name": (("verify", ""), "cannot read ''"),
+    "model without a name": (("plan", "--model", ""), "model: ''"),
     "no rows": (("plan", "--model", "north-mini-code", "--rows", "9"), "--rows: '9'"),
 }
 
@@ -259,6 +304,7 @@ def test_mistake_is_one_line_and_status_2(run: Run, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (("--context", "10", "--max-tokens", "64"), "max_tokens: 64"),
         (("--machine", "tpu"), "machine: 'tpu' is unknown"),
         (("--prompt-ids", "5,97"), "prompt[1]: 97"),
         (("--max-tokens", "600"), "max_tokens: 600"),
@@ -288,7 +334,13 @@ def test_files_that_cannot_be_written(run: Run, folder: Path, tmp_path: Path) ->
             assert str(place) in err
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{}", '{"format": "mkref-plan-1"}', "\x00\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[1]", "{}", '{"format": "mkref-plan-1"}', "\x00\xff"),
+        pytest.param("[" * 200_000, id="nested"),
+    ],
+)
 def test_plan_file_that_is_none(run: Run, tmp_path: Path, content: str) -> None:
     """Files that hold no plan, and a plan that lost its parts."""
     file = tmp_path / "plan.json"
@@ -296,6 +348,30 @@ def test_plan_file_that_is_none(run: Run, tmp_path: Path, content: str) -> None:
     status, out, err = run("verify", file)
     assert (2, "", 1) == (status, out, err.count("\n"))
     assert err.startswith("mkref: plan: ")
+
+
+def test_plan_file_with_a_word_that_is_none(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Infinity has no 32 bits."""
+    file = tmp_path / "plan.json"
+    run("plan", "--model", folder, "--sms", 1, "--out", file)
+    plan = json.loads(file.read_text())
+    plan["tasks"][0][0][2] = "WORD"
+    file.write_text(json.dumps(plan).replace('"WORD"', "1e400"))
+    status, out, err = run("verify", file)
+    assert (2, "") == (status, out)
+    assert "mkref: plan: SM 0, task 0: first is inf, must be a whole number\n" == err
+
+
+@pytest.mark.parametrize(("closed", "other"), [(1, 2), (2, 1)])
+def test_closed_stream(folder: Path, closed: int, other: int) -> None:
+    """Nothing that belongs there comes out of the other one."""
+    command = [sys.executable, "-m", "mkref", "generate", "--model", str(folder), "--prompt", "a"]
+    shell = ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command, *map(str, GENERATE)]
+    done = subprocess.run(shell, capture_output=True, text=True, timeout=60)
+    text, speed = done.stdout, done.stderr
+    assert 0 == done.returncode
+    assert "" == (text, speed)[closed - 1]
+    assert ("ms/token" in (text, speed)[other - 1]) == (other == 2)
 
 
 def test_help_and_version(run: Run) -> None:

@@ -11,6 +11,7 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import Cohere2MoeConfig, Cohere2MoeForCausalLM
@@ -19,7 +20,7 @@ from transformers.models.cohere2_moe.modeling_cohere2_moe import Cohere2MoeAtten
 import mkref
 from mkref import errors
 from mkref.config import NORTH_MINI_CODE, NorthConfig, check_kernel_limits
-from mkref.config_json import CLASS_DEFAULTS
+from mkref.config_json import CLASS_DEFAULTS, TOO_LARGE, TOO_SMALL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +124,10 @@ def test_to_dict_round_trips_through_transformers(tmp_path: Path) -> None:
         ({"rms_norm_eps": None}, "rms_norm_eps is null, must be set"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0, must be a number > 0"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN, must be a finite number"),
+        ({"rms_norm_eps": 1e39}, "rms_norm_eps is 1e\\+39, must be a finite number"),
+        ({"rms_norm_eps": 1e-50}, "rms_norm_eps is 1e-50, must be a number > 0"),
+        ({"logit_scale": -1e39}, "logit_scale is -1e\\+39, must be a finite number"),
+        ({"logit_scale": 10**400}, "logit_scale is 10*, must be a finite number"),
         ({"expert_selection_fn": "softmax"}, 'expert_selection_fn is "softmax", must be "sigmoid"'),
         ({"num_shared_experts": 1}, "num_shared_experts is 1, must be 0"),
         ({"attention_bias": True}, "attention_bias is true, must be false"),
@@ -144,6 +149,7 @@ def test_to_dict_round_trips_through_transformers(tmp_path: Path) -> None:
         ({"hidden_size": 64.0}, "hidden_size is 64.0, must be an integer >= 1"),
         ({"hidden_size": True}, "hidden_size is true, must be an integer >= 1"),
         ({"vocab_size": 0}, "vocab_size is 0, must be an integer >= 1"),
+        ({"vocab_size": 2**31}, "vocab_size is 2147483648, must be an integer >= 1 \\(in int32\\)"),
         ({"sliding_window": None}, "sliding_window is null, must be an integer >= 1"),
         ({"norm_topk_prob": 1}, "norm_topk_prob is 1, must be true or false"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, must be a divisor of"),
@@ -167,6 +173,25 @@ def test_refusals_name_field_value_and_what_would_be_right(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("theta", [0, -1.0, 1e39])
+def test_rope_theta_is_checked_without_a_config_file(theta: float) -> None:
+    """Also a config that is built directly has a base that positions can use."""
+    with pytest.raises(errors.ConfigError, match="^config: rope_theta is"):
+        dataclasses.replace(NORTH_MINI_CODE, rope_theta=theta)
+
+
+def test_limits_of_float32_are_those_of_numpy() -> None:
+    """The last number that float32 holds is accepted, the next one is not."""
+    for value in (TOO_LARGE, TOO_SMALL):
+        with np.errstate(over="ignore"):
+            assert np.float32(value) in (np.inf, 0)
+    most = np.nextafter(TOO_LARGE, 0)
+    least = np.nextafter(TOO_SMALL, 1)
+    assert np.isfinite(np.float32(most))
+    assert np.float32(least) > 0
+    dataclasses.replace(NORTH_MINI_CODE, logit_scale=most, rms_norm_eps=least)
+
+
 @pytest.mark.parametrize("field", ["rms_norm_eps", "expert_selection_fn"])
 def test_class_defaults_that_are_not_north_are_refused(field: str) -> None:
     """A config.json without these keys is a LayerNorm or softmax-router model."""
@@ -181,6 +206,9 @@ def test_load_names_the_file(tmp_path: Path) -> None:
         NorthConfig.load(tmp_path / "nowhere")
     file = tmp_path / "config.json"
     file.write_text("{")
+    with pytest.raises(errors.ConfigError, match=r"config\.json is not JSON"):
+        NorthConfig.load(tmp_path)
+    file.write_text("[" * 200_000)
     with pytest.raises(errors.ConfigError, match=r"config\.json is not JSON"):
         NorthConfig.load(tmp_path)
     file.write_text("[1]")

@@ -285,6 +285,27 @@ def test_closed_engine_says_so() -> None:
         engine.generate([1])
 
 
+def test_stream_of_a_closed_engine_says_so() -> None:
+    """Also a stream that had begun, and one that had not."""
+    engine = tiny_engine()
+    begun, waiting = (engine.stream([1], max_tokens=9, ignore_eos=True) for _ in range(2))
+    next(begun)
+    engine.close()
+    for stream in (begun, waiting):
+        with pytest.raises(RequestError, match="engine: it is closed"):
+            next(stream)
+
+
+def test_batch_from_generators_and_arrays(engine: Engine) -> None:
+    """Prompts and settings may come from anything that can be iterated."""
+    settings: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "ignore_eos": True}
+    expected = engine.generate_batch([[1], [2]], seed=[3, 4], **settings)
+    prompts: Any = (np.array([i]) for i in (1, 2))
+    seeds: Any = np.array([3, 4])
+    actual = engine.generate_batch(prompts, seed=seeds, **settings)
+    assert all(map(same, expected, actual))
+
+
 def test_stream_closed_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The garbage collector may close a forgotten stream in the middle of a step."""
     with tiny_engine() as engine:

@@ -102,6 +102,9 @@ def test_compiler_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     with pytest.raises(MachineError, match=r"CXX=.*no-such-compiler.* is not a C\+\+ compiler"):
         find_compiler()
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(MachineError, match=r"CXX=.* is not a C\+\+ compiler"):
+        find_compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError, match=r"no C\+\+ compiler found.*g\+\+ 12"):

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import statistics
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mkref.errors import RequestError
-from mkref.lessons import check, code, compare, evidence, predict, recorded_trace
+from mkref.lessons import (
+    check,
+    code,
+    compare,
+    evidence,
+    lesson_01,
+    predict,
+    recorded,
+    recorded_trace,
+)
 from mkref.lessons.check import exercise, exercises
 from mkref.lessons.exercise import WrongAnswerError, expect
 from mkref.lessons.predictions import forget
+from mkref.lessons.recorded import bench_record
 from mkref.paths import cuda_root
 
 IDS = sorted(exercises())
@@ -160,10 +174,16 @@ def test_prediction_may_change_until_compared(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("said", "is_"), [("b", "You said (b): right."), (" B ", "right."), ("a", "it is (b).")]
+    ("said", "is_"),
+    [
+        ("b", "You said (b): right."),
+        (" B ", "right."),
+        ("(b)", "You said (b): right."),
+        ("a", "it is (b)."),
+    ],
 )
 def test_choice(said: str, is_: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Letters are compared without case and spaces."""
+    """Letters are compared without case, spaces and brackets."""
     predict("q", said)
     compare("q", "b")
     assert capsys.readouterr().out.splitlines()[-1].endswith(is_)
@@ -175,6 +195,40 @@ def test_impossible_prediction(number: float, capsys: pytest.CaptureFixture[str]
     predict("q", number)
     compare("q", 3.0)
     assert "cannot be 0 or less" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "is_", "says"),
+    [(0.1, 0.0, "off by 0.1."), (0, 0, "right."), (5, -5, "off by 10."), (-2, -2, "right.")],
+)
+def test_result_without_a_ratio(
+    said: float, is_: float, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A result of 0 or less is compared by its difference."""
+    predict("q", said)
+    compare("q", is_)
+    assert capsys.readouterr().out.splitlines()[-1].endswith(says)
+
+
+@pytest.mark.parametrize("answer", ["fifty", "", math.nan, math.inf, [50], "nan"])
+def test_number_is_expected_where_there_is_a_unit(
+    answer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Anything else is no commitment, and the message says what would be one."""
+    predict("q", answer, "percent")
+    compare("q", 5)
+    said, compared = capsys.readouterr().out.splitlines()
+    assert f"{answer!r} is no prediction here: give a number (percent)" in said
+    assert "no prediction" in compared
+
+
+def test_number_in_quotes_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a unit is asked for; letters need none."""
+    predict("q", " 50 ", "percent")
+    predict("r", "()")
+    lines = capsys.readouterr().out.splitlines()
+    assert "Committed: 50 percent." == lines[0]
+    assert "give a number or a letter" in lines[1]
 
 
 @pytest.mark.parametrize("name", ["consumer", "stream", "wait_counter", "share", "megakernel"])
@@ -198,23 +252,83 @@ def test_code_refuses_an_unknown_function() -> None:
 
 def test_evidence_says_where_it_comes_from() -> None:
     """Recorded numbers have a provenance with hardware and date."""
-    recorded = evidence("decode_speed.json")
-    assert "H200" in recorded["provenance"]["gpu"]
-    assert recorded["provenance"]["date"]
-    assert {"measured", "quoted"} == {row["label"] for row in recorded["rows"]}
+    numbers = evidence("decode_speed.json")
+    assert "H200" in numbers["provenance"]["gpu"]
+    assert numbers["provenance"]["date"]
+    assert {"measured", "quoted"} == {row["label"] for row in numbers["rows"]}
 
 
 def test_unknown_evidence_is_one_error() -> None:
     """The messages name what was asked for."""
     with pytest.raises(RequestError, match="no 'nothing.json' in notebooks/data; there are"):
         evidence("nothing.json")
-    with pytest.raises(RequestError, match=r"none of a\.json\.gz, b\.json\.gz"):
-        recorded_trace("a.json.gz", "b.json.gz")
+    with pytest.raises(RequestError, match="no 'a.json.gz' in notebooks/data; there are trace_"):
+        recorded_trace("a.json.gz")
+    with pytest.raises(RequestError, match="no 'nothing.json' in bench/results"):
+        bench_record("nothing.json")
 
 
-def test_recorded_trace_takes_the_first_that_is_there() -> None:
-    """A missing recording falls back to the next; each says what it was made on."""
-    trace = recorded_trace("not_there.json.gz", "trace_nano_host.json.gz")
-    assert {"machine", "date", "label", "model", "context"} <= trace.provenance.keys()
-    assert "measured" == trace.provenance["label"]
+@pytest.mark.parametrize("name", ["trace_nano_host.json.gz", "trace_north_h200.json.gz"])
+def test_recorded_trace_says_what_it_was_made_on(name: str) -> None:
+    """Machine and a date that begins with a plain day; every task is stamped."""
+    trace = recorded_trace(name)
+    assert trace.where
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", trace.provenance["date"][:10])
+    assert "measured" == trace.provenance.get("label", "measured")
     assert trace.complete.all()
+
+
+def test_lesson_00_describes_the_recorded_step() -> None:
+    """What "How to read it" tells the reader to find is in the recording."""
+    trace = recorded_trace("trace_north_h200.json.gz")
+    events = list(trace)
+    layers = {event.layer for event in events if event.op == "GATE_UP"}
+    assert (132, list(range(49))) == (trace.n_sm, sorted(layers))
+    routers = [event for event in events if event.op == "ROUTER"]
+    assert ({0, 1, 2, 3}, 1) == ({e.sm for e in routers}, min(e.layer for e in routers))
+    work: dict[int, list[int]] = {layer: [] for layer in range(9)}
+    for event in events:
+        if event.op == "ATTENTION" and event.layer in work:
+            work[event.layer].append(event.work_ns)
+    mean = {layer: statistics.mean(times) for layer, times in work.items()}
+    assert min(mean[0], mean[4], mean[8]) > 1.4 * max(mean[n] for n in mean if n % 4)
+    head = [event for event in events if event.op == "HEAD"]
+    assert min(event.begin for event in head) > 0.8 * trace.span_ns
+
+
+RECORD = {
+    "provenance": {"gpu": "NVIDIA H200", "date": "2026-11-29T12:00:00+00:00"},
+    "rows": [
+        {"batch": 8, "context": 8192, "ms_per_step": 9.0},
+        {"batch": 1, "context": 8192, "ms_per_step": 4.0},
+    ],
+}
+
+
+def test_engines_begin_with_this_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its row is that of batch 1 and 8K, with what it was measured on; the others follow."""
+    monkeypatch.setattr(lesson_01, "bench_record", lambda name: RECORD)
+    rows = lesson_01.engines().table.rows
+    assert ("mkref, this repository (H200)", "250.0", "37.0%", "measured") == rows[0][:4]
+    assert rows[0][4].endswith("NVIDIA H200, 2026-11-29")
+    assert 5 == len(rows)
+    with pytest.raises(RequestError, match="no row with context 1, batch 1"):
+        lesson_01.engines(context=1)
+
+
+def test_bench_record_has_a_provenance(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read from the checkout; one that does not say where it comes from is refused."""
+    folder = tmp_path / "bench" / "results"
+    folder.mkdir(parents=True)
+    (folder / "good.json").write_text(json.dumps(RECORD))
+    (folder / "bad.json").write_text("{}")
+    monkeypatch.setattr(recorded, "CHECKOUT", tmp_path)
+    assert RECORD == bench_record("good.json")
+    with pytest.raises(RequestError, match="bad.json does not say"):
+        bench_record("bad.json")
+
+
+def test_programs_that_are_not_here_are_said_to_be() -> None:
+    """The data file names machine, date, and what nobody can run again from this repository."""
+    provenance = evidence("decode_speed.json")["provenance"]
+    assert "programs that are not in this repository" in provenance["programs"]

@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from run_notebooks import WIDGET, complaints, normalise
+from run_notebooks import WANTED_SECONDS, WIDGET, complaints, normalise, slow
 
 from mkref.lessons.check import exercise, exercises
 from tests.tree import ROOT, files
@@ -210,6 +210,30 @@ def test_runner_keeps_what_nbval_compares() -> None:
     assert [] == complaints(notebook)
     told.name = "stderr"
     assert 1 == len(complaints(notebook))
+
+
+def test_runner_only_tells_that_a_notebook_is_slow() -> None:
+    """On a busy computer a time says nothing about the notebook, so it is no reason to refuse."""
+    assert "" == slow(WANTED_SECONDS)
+    assert "warning: slow" in slow(WANTED_SECONDS + 1)
+
+
+def test_recorded_step_is_guessed_before_it_is_seen() -> None:
+    """Lesson 00 asks how much waits above the figure whose caption tells it."""
+    code = [cell.source for cell in cells(NOTEBOOKS[0], "code")]
+    asked = next(i for i, source in enumerate(code) if source.startswith('predict("00.c"'))
+    shown = next(i for i, source in enumerate(code) if "recorded_trace(" in source and i > 1)
+    assert shown == asked + 1
+    assert 'recorded_trace("trace_north_h200.json.gz")' in code[shown]
+
+
+def test_lessons_do_not_point_to_lessons_that_do_not_exist() -> None:
+    """Whoever names a later lesson says that it is to come."""
+    exist = {path.stem[:2] for path in NOTEBOOKS}
+    for path in NOTEBOOKS:
+        for sentence in re.split(r"(?<=[.:])\s", re.sub(r"^\|.*$", "", prose(path), flags=re.M)):
+            later = set(re.findall(r"lessons? (\d\d)", sentence)) - exist
+            assert not later or re.search(r"\bwill\b|not in this edition", sentence), sentence
 
 
 def test_a_learner_solves_lesson_01() -> None:

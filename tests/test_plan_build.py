@@ -146,6 +146,32 @@ def test_a_saved_plan_of_another_version_is_refused() -> None:
             Plan.from_dict({**data, **change})
 
 
+@pytest.mark.parametrize("pages", [None, "x", -1, 2.0, True])
+def test_pages_of_a_saved_plan_are_numbers(pages: object) -> None:
+    """Whatever else a file has there is named."""
+    data = small_plan().to_dict()
+    with pytest.raises(PlanError, match="plan: kv_pages.full is .*, must be a whole number >= 0"):
+        Plan.from_dict({**data, "kv_pages": {"full": pages, "sliding": 6}})
+
+
+@pytest.mark.parametrize("word", [7.5, "7", None, float("inf")])
+def test_words_of_a_saved_plan_are_numbers(word: object) -> None:
+    """The message names SM, task and word."""
+    data = json.loads(json.dumps(small_plan().to_dict()))
+    data["tasks"][2][1][3] = word
+    with pytest.raises(PlanError, match="plan: SM 2, task 1: count is .*, must be a whole number"):
+        Plan.from_dict(data)
+
+
+def test_counters_of_a_saved_plan_have_names_and_targets() -> None:
+    """A name that is none, a target that is none."""
+    data = small_plan().to_dict()
+    with pytest.raises(PlanError, match="plan: the name of counter 0 is 5, must be a text"):
+        Plan.from_dict({**data, "counters": [[5, 1]]})
+    with pytest.raises(PlanError, match="plan: the target of counter 'x0' is -1, must be"):
+        Plan.from_dict({**data, "counters": [["x0", -1]]})
+
+
 @pytest.mark.parametrize("n_sm", [-1, 0, 1025])
 def test_n_sm_out_of_range(n_sm: int) -> None:
     """The message names the value and the range."""
@@ -182,5 +208,7 @@ def test_buffer_table_has_every_buffer_of_the_kernel() -> None:
     assert table["part_o"].shape == (8, 2, 3, 8, 32)  # 300 tokens: 5 pages, 3 chunks
     assert table["page_table"].shape == (2, 8, 5)
     assert table["tasks"].n_bytes == plan.n_tasks * 64
+    dense = small_plan(5, first_k_dense_replace=5, intermediate_size=50)
+    assert (112 * 8,) == buffer_table(dense, 300)["h"].shape
     few = small_plan(5, num_experts=128, num_experts_per_tok=1)
     assert max_active(few.config) == 8

@@ -13,7 +13,7 @@ from mkref.plan import BUFFERS, build_plan
 from mkref.reference.scalars import to_bf16
 from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
 from mkref.weights.synthetic import synthetic_weights
-from tests.decode import drive_from, small_config, small_model
+from tests.decode import drive, drive_from, small_config, small_model
 
 POSITIONS = [0, 63, 64, 127, 130, 300, 510, 65]
 OF_THE_PLAN = {"tasks", "task_offsets", "counters", "best_values", "best_tokens", "trace"}
@@ -47,6 +47,15 @@ def test_every_buffer_is_the_same_as_after_the_kernel() -> None:
     interpreted, kernel = results
     different = {name for name in BUFFERS if interpreted[name].tobytes() != kernel[name].tobytes()}
     assert different <= OF_THE_PLAN
+
+
+def test_a_width_that_no_layer_has_does_not_matter() -> None:
+    """Only dense layers: experts of any width are fine, as there are none."""
+    _, weights = small_model(num_hidden_layers=2, first_k_dense_replace=2, intermediate_size=50)
+    expected = drive(InterpreterMachine(), weights, [[5], [6]], 3, n_sm=2)
+    actual = drive(HostMachine(), weights, [[5], [6]], 3, n_sm=2)
+    assert np.isfinite(expected.logits).all()
+    assert expected.logits.tobytes() == actual.logits.tobytes()
 
 
 @pytest.mark.parametrize("make", [HostMachine, InterpreterMachine])

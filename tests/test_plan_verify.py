@@ -162,6 +162,25 @@ def test_a_buffer_that_is_too_small_is_named(name: str) -> None:
         verify(plan, 512, buffers=damaged)
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("x", "uint16"), ("kv", "uint32"), ("trace", "int32")])
+def test_elements_of_another_size_are_refused(name: str, dtype: str) -> None:
+    """As many as the tasks need, but not what the kernel takes them for."""
+    plan = plan_of()
+    table = buffer_table(plan, 512)
+    damaged = {**table, name: Buffer(dtype, table[name].shape)}
+    with pytest.raises(PlanError, match=rf"buffer '{name}': elements of \d bytes \({dtype}\)"):
+        verify(plan, 512, buffers=damaged)
+
+
+def test_a_machine_that_does_not_trace_has_no_trace() -> None:
+    """The one buffer that may be missing, or be of any length."""
+    plan = plan_of()
+    table = buffer_table(plan, 512)
+    verify(plan, 512, buffers={**table, "trace": Buffer("uint64", (1, 4))})
+    del table["trace"]
+    verify(plan, 512, buffers=table)
+
+
 def test_a_pool_of_negative_size() -> None:
     """A plan file may say anything."""
     plan = plan_of()

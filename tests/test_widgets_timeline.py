@@ -48,6 +48,22 @@ def test_large_trace_is_cut_to_a_page(large: Trace) -> None:
     assert len(figure(view).svg) < 100_000
 
 
+def test_axis_labels_are_on_the_page(large: Trace) -> None:
+    """No label is cut at the right edge, wherever the last tick stands."""
+    for end in range(100_000, 200_001, 20_000):
+        svg = figure(timeline(large, sms=range(4), window=(0, end))).svg
+        labels = re.findall(r'x="([\d.]+)"[^>]*font-size="11"[^>]*>([\d.e+]+ \w+)<', svg)
+        assert len(labels) >= 3
+        assert all(float(x) + 3.5 * len(text) <= 900 for x, text in labels)
+
+
+def test_live_view_says_nothing_about_a_part(large: Trace) -> None:
+    """It shows every SM and the whole step; only the static picture is cut to a page."""
+    summary = sm_timeline(large).meta["summary"]
+    assert "Shown:" not in summary
+    assert figure(timeline(large)).summary.startswith(f"{summary} Shown: 16 of 132 SMs")
+
+
 def test_window_and_sms_can_be_chosen() -> None:
     """Bars that reach into the window are shown, others are not."""
     middle = TRACE.span_ns // 2

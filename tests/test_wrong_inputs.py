@@ -64,6 +64,10 @@ class TestModel:
         """Neither a model that comes with mkref nor a folder."""
         refused(CheckpointError, load("nanoo"), "model: 'nanoo'", "neither a folder nor a model")
 
+    def test_no_name(self) -> None:
+        """An empty name is not the current folder."""
+        refused(CheckpointError, load(""), "model: '' is neither a folder nor a model")
+
     def test_geometry_without_weights(self) -> None:
         """The large model is known by its geometry only; the error says what to give."""
         refused(
@@ -237,7 +241,7 @@ class TestRequest:
         )
 
     @pytest.mark.parametrize(
-        "value", [float("nan"), float("inf"), -1, 1e-9, 1e9, "warm", None, [1.0]]
+        "value", [float("nan"), float("inf"), -1, 1e-9, 1e9, "warm", None, [1.0], 10**50]
     )
     def test_temperature(self, engine: Engine, value: Any) -> None:
         """Not a number, negative, or outside of what float32 can divide by."""
@@ -247,6 +251,13 @@ class TestRequest:
             f"temperature: {value!r}",
             "must be 0 (greedy) or 0.001 to 1000",
         )
+
+    @pytest.mark.parametrize("name", ["temperature", "seed", "max_tokens", "stop"])
+    @pytest.mark.parametrize("digits", [400, 5000])
+    def test_numbers_without_end(self, engine: Engine, name: str, digits: int) -> None:
+        """Too large for a float, too long to be shown."""
+        settings: dict[str, Any] = {name: 10**digits}
+        refused(RequestError, lambda: engine.generate([5], **settings), f"{name}: ")
 
     @pytest.mark.parametrize("value", [-1, 2**64, 0.5, "x"])
     def test_seed(self, engine: Engine, value: Any) -> None:
@@ -310,7 +321,12 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         ("stop", "says"),
-        [("", "stop: an empty string"), (97, "stop: 97"), (["a", 1.5], "stop: 1.5")],
+        [
+            ("", "stop: an empty string"),
+            (97, "stop: 97"),
+            (["a", 1.5], "stop: 1.5"),
+            (5.5, "stop: 5.5"),
+        ],
     )
     def test_stop(self, engine: Engine, stop: Any, says: str) -> None:
         """A stop that can never come, or always does."""
@@ -321,13 +337,21 @@ class TestRequest:
         refused(
             RequestError, lambda: engine.generate_batch([]), "prompts: no prompts", "at least one"
         )
-        refused(RequestError, lambda: engine.generate_batch("abc"), "prompts: a text", "a list")
         refused(
             RequestError,
             lambda: engine.generate_batch([[1], [2]], seed=[1, 2, 3]),
             "seed: 3 values for 2 prompts",
         )
         refused(RequestError, lambda: engine.generate_batch([[1], []]), "prompt: no tokens")
+
+    @pytest.mark.parametrize("prompts", ["abc", None, 5])
+    def test_prompts_that_are_no_list(self, engine: Engine, prompts: Any) -> None:
+        """One text, nothing, a number."""
+        refused(
+            RequestError,
+            lambda: engine.generate_batch(prompts),
+            f"prompts: {prompts!r}; must be a list",
+        )
 
     def test_stream_complains_at_once(self, engine: Engine) -> None:
         """Before the first token is asked for."""

@@ -82,9 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
     with Engine.load(options.model, options.machine, options.sms, options.context) as engine:
         settings = {
-            "max_tokens": room_for(
-                engine, prompt_of(options), options.max_tokens, DEFAULT_TOKENS
-            ),
+            "max_tokens": room_for(engine, prompt_of(options), options.max_tokens, DEFAULT_TOKENS),
             "temperature": options.temperature,
             "seed": options.seed,
             "stop": options.stop,

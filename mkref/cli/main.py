@@ -50,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    # Closed by the shell (`>&-`): Python has None for it, and print would take the other one.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     # Text of a model may hold any character, a terminal may not.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

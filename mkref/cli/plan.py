@@ -63,8 +63,8 @@ def load_plan(path: str | Path) -> Plan:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise PlanError(f"plan: cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+        raise PlanError(f"plan: cannot read {str(path)!r}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"plan: {path} is not JSON ({error})") from error
     if not isinstance(data, dict):
         raise PlanError(f"plan: {path} holds a {type(data).__name__}, not a plan")
@@ -140,7 +140,7 @@ def run_verify(options: argparse.Namespace) -> int:
     from mkref.plan.verify import verify
     from mkref.trace.summary import n_sms
 
-    if options.plan:
+    if options.plan is not None:
         plan, max_context = load_plan(options.plan), options.context
     else:
         plan, max_context = _planned(options)

@@ -27,7 +27,7 @@ from mkref.engine.load import (
     model_folder,
     sizes_for,
 )
-from mkref.engine.request import Completion, Prompt, Stop, Token, make_request
+from mkref.engine.request import Completion, Prompt, Stop, Token, listed, make_request, show
 from mkref.errors import MachineError, RequestError
 from mkref.machine import default_n_sm
 from mkref.plan.build import Plan, build_plan
@@ -204,14 +204,15 @@ class Engine:
             RequestError: an argument is wrong; nothing ran.
             MachineError: the machine failed.
         """
-        if isinstance(prompts, str) or not len(prompts):
-            given = "a text" if isinstance(prompts, str) else "no prompts"
+        several = listed(prompts)
+        if not several:
+            given = show(prompts) if several is None else "no prompts"
             raise RequestError(f"prompts: {given}; must be a list of at least one prompt")
         per_prompt = zip(
-            prompts,
-            _each("max_tokens", max_tokens, len(prompts)),
-            _each("temperature", temperature, len(prompts)),
-            _each("seed", seed, len(prompts)),
+            several,
+            _each("max_tokens", max_tokens, len(several)),
+            _each("temperature", temperature, len(several)),
+            _each("seed", seed, len(several)),
             strict=True,
         )
         return self._complete(
@@ -248,8 +249,7 @@ class Engine:
         ignore_eos: bool,
         return_logits: bool,
     ) -> Sequence:
-        if self._closed:
-            raise RequestError("engine: it is closed; load the model again")
+        self._check_open()
         request = make_request(
             prompt,
             max_tokens=max_tokens,
@@ -293,12 +293,17 @@ class Engine:
 
     def _advance(self, sequence: Sequence) -> None:
         """Run steps until the sequence has a token to give."""
+        self._check_open()
         while not sequence.events:
             if sequence.error is not None:
                 raise MachineError(
                     f"a step that this request shared with others failed: {sequence.error}"
                 ) from sequence.error
             self._batch.step()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RequestError("engine: it is closed; load the model again")
 
     def close(self) -> None:
         """Give the machine's memory back; no request is answered any more."""
@@ -314,8 +319,9 @@ class Engine:
 
 def _each(name: str, value: Any, n: int) -> SequenceOf[Any]:
     """One value per prompt."""
-    if isinstance(value, SequenceOf) and not isinstance(value, str):
-        if len(value) != n:
-            raise RequestError(f"{name}: {len(value)} values for {n} prompts; give one or {n}")
-        return value
-    return [value] * n
+    values = listed(value)
+    if values is None:
+        return [value] * n
+    if len(values) != n:
+        raise RequestError(f"{name}: {len(values)} values for {n} prompts; give one or {n}")
+    return values

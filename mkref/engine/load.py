@@ -47,7 +47,7 @@ def model_folder(model: str | Path) -> Path:
     bundled = models_root() / model
     if isinstance(model, str) and model in models():
         return bundled
-    if Path(model).is_dir():
+    if model != "" and Path(model).is_dir():  # Path("") is the current folder
         return Path(model)
     known = ", ".join(models()) or "none"
     hint = ""

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from mkref.engine.tokenizer import Tokenizer
 
-__all__ = ["Completion", "Prompt", "Request", "Stop", "Token", "make_request", "whole_number"]
+__all__ = [
+    "Completion", "Prompt", "Request", "Stop", "Token", "listed", "make_request", "show",
+    "whole_number",
+]  # fmt: skip
 
 Prompt = str | Sequence[int]
 Stop = str | int | Sequence[str | int] | None
@@ -97,14 +100,27 @@ def whole_number(name: str, value: Any, least: int, most: int, why: str = "") ->
         number = None
     if number is None or isinstance(value, bool) or not least <= number <= most:
         limits = f"a whole number from {least} to {most}"
-        raise RequestError(f"{name}: {_show(value)}; must be {limits}{f' ({why})' if why else ''}")
+        raise RequestError(f"{name}: {show(value)}; must be {limits}{f' ({why})' if why else ''}")
     return number
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """A value on one line, not too long."""
-    text = repr(value)
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python prints no int of more than 4300 digits
+        return "a number of thousands of digits"
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def listed(value: Any) -> list[Any] | None:
+    """The values of a list, an array or whatever can be iterated; None for one value or a text."""
+    if isinstance(value, str | bytes):
+        return None
+    try:
+        return list(value)
+    except TypeError:
+        return None
 
 
 def make_request(
@@ -153,14 +169,12 @@ def _prompt_ids(
 ) -> tuple[int, ...]:
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise RequestError(
-                f"prompt: {_show(prompt)} is text, and {why_no_text}; give token ids"
-            )
-        ids: Sequence[int] = tokenizer.encode(prompt)
-    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes):
-        ids = list(prompt)
+            raise RequestError(f"prompt: {show(prompt)} is text, and {why_no_text}; give token ids")
+        ids: Sequence[int] | None = tokenizer.encode(prompt)
     else:
-        raise RequestError(f"prompt: {_show(prompt)}; must be text or a sequence of token ids")
+        ids = listed(prompt)
+    if ids is None:
+        raise RequestError(f"prompt: {show(prompt)}; must be text or a sequence of token ids")
     if not len(ids):
         raise RequestError("prompt: no tokens; a prompt has at least one")
     return tuple(
@@ -172,25 +186,24 @@ def _temperature(value: Any) -> float:
     low, high = TEMPERATURES
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if number != 0 and not low <= number <= high:
-        raise RequestError(
-            f"temperature: {_show(value)}; must be 0 (greedy) or {low:g} to {high:g}"
-        )
+        raise RequestError(f"temperature: {show(value)}; must be 0 (greedy) or {low:g} to {high:g}")
     return number
 
 
 def _stops(
     stop: Stop, tokenizer: Tokenizer | None, why_no_text: str, vocab_size: int
 ) -> tuple[frozenset[int], tuple[str, ...]]:
-    given = [] if stop is None else [stop] if isinstance(stop, str | int) else list(stop)
+    several = listed(stop)
+    given = [] if stop is None else [stop] if several is None else several
     texts = tuple(s for s in given if isinstance(s, str))
     if "" in texts:
         raise RequestError("stop: an empty string; must be text that is to end the answer")
     if texts and tokenizer is None:
         raise RequestError(
-            f"stop: {_show(texts[0])} is text, and this model has no tokenizer.json; give token ids"
+            f"stop: {show(texts[0])} is text, and this model has no tokenizer.json; give token ids"
         )
     ids = [s for s in given if not isinstance(s, str)]
     return frozenset(whole_number("stop", i, 0, vocab_size - 1, "vocabulary") for i in ids), texts

@@ -69,10 +69,7 @@ MISTAKES = (
     ),
     Mistake(
         lambda c, n: (
-            _tokens(c, n)
-            * _per_token(c)
-            * (c.hidden_size // c.num_attention_heads)
-            // c.head_dim
+            _tokens(c, n) * _per_token(c) * (c.hidden_size // c.num_attention_heads) // c.head_dim
         ),
         "the head width is its own field, config.head_dim; heads times width need not be "
         "hidden_size.",
@@ -119,8 +116,10 @@ MISTAKES = (
     ),
     Mistake(
         lambda c, n: (
-            sum(min(n, c.sliding_window) if kind == "full_attention" else n
-                for kind in c.layer_types)
+            sum(
+                min(n, c.sliding_window) if kind == "full_attention" else n
+                for kind in c.layer_types
+            )
             * _per_token(c)
         ),
         "the kinds are swapped: sliding_attention has the window, full_attention sees everything.",

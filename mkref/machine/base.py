@@ -299,8 +299,8 @@ class KernelMachine(Machine):
         self.write("status", np.zeros(self.table["status"].shape, np.int32))
         if code == NOT_FINITE:
             raise MachineError(
-                f"logits: row {what} is not finite at token {have}; "
-                "the weights or the KV cache hold NaN"
+                f"logits: row {what} is not finite; "
+                "the weights or the KV cache hold NaN or infinity"
             )
         record = self.plan.tasks[sm][task - int(self.plan.offsets()[sm])]
         name = self.plan.counters[what].name if code == 1 else str(what)

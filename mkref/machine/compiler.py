@@ -65,7 +65,10 @@ class Compiler:
 
 
 def _compiler_at(command: str) -> Compiler | None:
-    words = tuple(shlex.split(command))
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError:  # a quotation that does not end
+        return None
     path = shutil.which(words[0]) if words else None
     version = _version((path, *words[1:])) if path else None
     return Compiler(words, version) if version else None

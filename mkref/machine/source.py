@@ -76,7 +76,7 @@ def _header(config: NorthConfig, ring: Ring, trace: bool, checked: bool) -> str:
         "N_KV_HEADS": config.num_key_value_heads,
         "N_EXPERTS": config.num_experts,
         "TOP_K": config.num_experts_per_tok,
-        "EXPERT_WIDTH": config.intermediate_size,
+        "EXPERT_WIDTH": config.intermediate_size if config.n_sparse_layers else 0,
         "DENSE_WIDTH": max(dense, default=0),
         "VOCAB": config.vocab_size,
         "RING_STAGES": ring.stages,

@@ -159,10 +159,9 @@ class TorchMachine(Machine):
         )
         for row in rows:
             if not np.isfinite(self._logits[row]).all():
-                token = int(np.flatnonzero(~np.isfinite(self._logits[row]))[0])
                 raise MachineError(
-                    f"logits: row {row} is not finite at token {token}; "
-                    "the weights or the KV cache hold NaN"
+                    f"logits: row {row} is not finite; "
+                    "the weights or the KV cache hold NaN or infinity"
                 )
         temperatures = inputs.temperatures if len(inputs.temperatures) else np.zeros(inputs.rows)
         seeds = inputs.seeds if len(inputs.seeds) else np.zeros(inputs.rows, np.uint64)

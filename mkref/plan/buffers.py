@@ -95,8 +95,10 @@ def buffer_table(plan: Plan, max_context: int) -> dict[str, Buffer]:
     pages = -(-max_context // PAGE)
     chunks = -(-pages // CHUNK_PAGES)
     head, group, kv_heads = c.head_dim, ROWS, c.num_key_value_heads
-    widths = {c.mlp_width(layer) for layer in range(c.num_hidden_layers) if c.is_dense(layer)}
-    h_values = max([max_active(c) * c.intermediate_size, *widths]) * ROWS
+    h_values = ROWS * max(
+        c.mlp_width(layer) * (1 if c.is_dense(layer) else max_active(c))
+        for layer in range(c.num_hidden_layers)
+    )
     return {
         "weights": Buffer("uint16", (PackedLayout(c).total_tiles, 256)),
         "gammas": Buffer("uint16", (c.num_hidden_layers + 1, c.hidden_size)),

@@ -120,7 +120,8 @@ class Plan:
         """Inverse of `to_dict`.
 
         Raises:
-            PlanError: another format, or another task record than this version's.
+            PlanError: another format, another task record than this version's, or a number that
+                is none.
         """
         if data.get("format") != "mkref-plan-1" or tuple(data.get("fields", ())) != FIELDS:
             raise PlanError(
@@ -128,13 +129,39 @@ class Plan:
                 f"'mkref-plan-1' of this version; build it again with `mkref plan`"
             )
         config = NorthConfig.from_dict(data["config"])
-        pages = data["kv_pages"]
+        full, sliding = (
+            _whole(f"kv_pages.{kind}", data["kv_pages"][kind], least=0)
+            for kind in ("full", "sliding")
+        )
         return cls(
             config,
-            KvPool.of(config, pages["full"], pages["sliding"]),
-            tuple(tuple(Task.from_words(w) for w in tasks) for tasks in data["tasks"]),
-            tuple(Counter(name, target) for name, target in data["counters"]),
+            KvPool.of(config, full, sliding),
+            tuple(
+                tuple(_task(f"SM {sm}, task {at}", words) for at, words in enumerate(tasks))
+                for sm, tasks in enumerate(data["tasks"])
+            ),
+            tuple(_counter(i, *entry) for i, entry in enumerate(data["counters"])),
         )
+
+
+def _whole(name: str, value: object, least: int | None = None) -> int:
+    """A number of a plan file."""
+    right_type = isinstance(value, int) and not isinstance(value, bool)
+    if not right_type or (least is not None and value < least):
+        right = "a whole number" if least is None else f"a whole number >= {least}"
+        raise PlanError(f"plan: {name} is {value!r}, must be {right}")
+    return int(value)
+
+
+def _task(place: str, words: list[object]) -> Task:
+    named = zip(FIELDS, words, strict=True)
+    return Task(*(_whole(f"{place}: {name}", word) for name, word in named))
+
+
+def _counter(index: int, name: object, target: object) -> Counter:
+    if not isinstance(name, str):
+        raise PlanError(f"plan: the name of counter {index} is {name!r}, must be a text")
+    return Counter(name, _whole(f"the target of counter {name!r}", target, least=0))
 
 
 def build_plan(config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages: int) -> Plan:

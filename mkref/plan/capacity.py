@@ -5,6 +5,7 @@ What it does not do: allocate (`mkref.plan.buffers` is the table that machines f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
     from mkref.plan.table import TaskTable
 
 __all__ = ["check_buffers", "check_pool", "needed_elements"]
+
+ELEMENT_BYTES = {
+    "uint4": 2,  # copied 16 bytes at a time, counted in bf16 values
+    "Task": 4,  # counted in words
+    "uint16_t": 2,
+    "int": 4,
+    "uint32_t": 4,
+    "float": 4,
+    "uint64_t": 8,
+}
+"""Bytes of one element in the shapes of `mkref.plan.buffers`, by C type."""
 
 
 def check_pool(table: TaskTable, max_context: int | None) -> Iterator[str]:
@@ -113,14 +125,18 @@ def needed_elements(table: TaskTable, max_context: int) -> dict[str, int]:
 def check_buffers(
     table: TaskTable, max_context: int, buffers: Mapping[str, Buffer]
 ) -> Iterator[str]:
-    """Every buffer exists, has its element type's size, and is large enough."""
+    """Every buffer exists, its elements have the size of its C type, and it is large enough."""
     needed = needed_elements(table, max_context)
     for name, ctype in BUFFERS.items():
+        need = needed.get(name)  # None for "trace": a machine that does not trace needs none
         if name not in buffers:
-            yield f"buffer {name!r}: missing"
+            if need is not None:
+                yield f"buffer {name!r}: missing"
             continue
-        if name not in needed:
-            continue  # "trace": a machine that does not trace has none
-        have = int(np.prod(buffers[name].shape))
-        if have < needed[name]:
-            yield f"buffer {name!r}: {have} elements ({ctype}), the tasks need {needed[name]}"
+        size = ELEMENT_BYTES[ctype.removeprefix("const ").removesuffix("*")]
+        dtype = np.dtype(buffers[name].dtype)
+        if dtype.itemsize != size:
+            yield f"buffer {name!r}: elements of {dtype.itemsize} bytes ({dtype}), must be {size}"
+        have = math.prod(buffers[name].shape)
+        if need is not None and have < need:
+            yield f"buffer {name!r}: {have} elements ({ctype}), the tasks need {need}"

@@ -149,8 +149,7 @@ class Interpreter:
             row, token = step.not_finite
             self.buffers["status"][:6] = (NOT_FINITE, 0, len(self.tasks) - 1, row, token, 0)
             raise MachineError(
-                f"logits: row {row} is not finite at token {token}; "
-                "the weights or the KV cache hold NaN or infinity"
+                f"logits: row {row} is not finite; the weights or the KV cache hold NaN or infinity"
             )
 
     def _draw(self, running: list[_Sm]) -> list[_Sm]:

@@ -90,7 +90,7 @@ class Checkpoint:
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             return [self.folder / name for name in sorted(names)]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"checkpoint: cannot read {index}: {error}") from error
         except (AttributeError, KeyError, TypeError) as error:
             raise CheckpointError(

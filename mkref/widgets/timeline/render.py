@@ -20,7 +20,7 @@ __all__ = ["figure", "headline", "ticks"]
 WIDTH, LEFT, RIGHT = 900, 58, 14
 TOP, ROW, BAR, AXIS = 74, 22, 17, 34
 LEGEND_COLUMN, LEGEND_COLUMNS = 140, 6
-MAX_LETTERS = 400
+MAX_LETTERS = 600
 DIGIT = 7.2  # pixels: width of a digit of an axis label, at most
 THINNEST = 0.4  # pixels: what is shorter is drawn this wide, so that it can be seen
 
