@@ -45,7 +45,7 @@ This version of the kernel is written to be right and clear. The bound is bytes 
 the experts that uniform routing hits (derived). Memory in use includes PyTorch's caches for the
 comparison below.
 """,
-        "| context | batch | ms per step | tokens/s | bound, ms | share of bound | GPU memory in use, GB |",
+        "| context | batch | ms per step | tokens/s | bound, ms | of the bound | GPU memory, GB |",
         "|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in record["rows"]:

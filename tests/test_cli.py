@@ -335,11 +335,7 @@ def test_files_that_cannot_be_written(run: Run, folder: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        *("", "[1]", "{}", '{"format": "mkref-plan-1"}', "\x00\xff"),
-        pytest.param("[" * 200_000, id="nested"),
-    ],
+    "content", ["", "[1]", "{}", '{"format": "mkref-plan-1"}', "\x00\xff", "[" * 200_000], ids=len
 )
 def test_plan_file_that_is_none(run: Run, tmp_path: Path, content: str) -> None:
     """Files that hold no plan, and a plan that lost its parts."""
@@ -348,18 +344,6 @@ def test_plan_file_that_is_none(run: Run, tmp_path: Path, content: str) -> None:
     status, out, err = run("verify", file)
     assert (2, "", 1) == (status, out, err.count("\n"))
     assert err.startswith("mkref: plan: ")
-
-
-def test_plan_file_with_a_word_that_is_none(run: Run, folder: Path, tmp_path: Path) -> None:
-    """Infinity has no 32 bits."""
-    file = tmp_path / "plan.json"
-    run("plan", "--model", folder, "--sms", 1, "--out", file)
-    plan = json.loads(file.read_text())
-    plan["tasks"][0][0][2] = "WORD"
-    file.write_text(json.dumps(plan).replace('"WORD"', "1e400"))
-    status, out, err = run("verify", file)
-    assert (2, "") == (status, out)
-    assert "mkref: plan: SM 0, task 0: first is inf, must be a whole number\n" == err
 
 
 @pytest.mark.parametrize(("closed", "other"), [(1, 2), (2, 1)])

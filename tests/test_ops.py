@@ -144,7 +144,6 @@ def test_qkv(rows: int, hidden: int, heads: int, kv_heads: int, dim: int, rotate
     caches = [poison(pool, PAGE, kv_heads, dim) for _ in range(2)]
     keys, values = caches
     ops().qkv(q[:-1], keys, values, y[:-1], weight[:-1], rope, positions, table, bool(rotate))
-
     value, error = product(wide(y), wide(weight))
     turned = slice(0, (heads + kv_heads) * dim if rotate else 0)  # q and k
     a, b = (value[:, turned][:, i::2] for i in (0, 1))
@@ -154,7 +153,6 @@ def test_qkv(rows: int, hidden: int, heads: int, kv_heads: int, dim: int, rotate
     errors = error[:, turned][:, 0::2] + error[:, turned][:, 1::2] + 3 * U * sizes
     error[:, turned] = np.repeat(errors, 2, axis=1)
     value[:, turned] = np.stack([a * cos - b * sin, b * cos + a * sin], -1).reshape(rows, -1)
-
     own = table[np.arange(rows), positions // PAGE], positions % PAGE
     parts = [written(q), *(written(pool)[own] for pool in caches)]
     actual = np.concatenate([part.reshape(rows, -1) for part in parts], axis=1)
@@ -214,7 +212,6 @@ def test_router(rows: int, hidden: int, experts: int, k: int, norm: int) -> None
     weight[experts // 2 : experts] = weight[: experts - experts // 2]
     ids, scores = poison(rows, k, dtype=np.int32), poison(rows, k, dtype=np.float32)
     ops().router(ids[:-1], scores[:-1], y[:-1], weight[:-1], bool(norm))
-
     logits, error = product(wide(y), wide(weight))
     order = np.argsort(-logits.astype(np.float32), axis=-1, kind="stable")[:, :k]
     assert order.tolist() == written(ids).tolist()

@@ -321,12 +321,7 @@ class TestRequest:
 
     @pytest.mark.parametrize(
         ("stop", "says"),
-        [
-            ("", "stop: an empty string"),
-            (97, "stop: 97"),
-            (["a", 1.5], "stop: 1.5"),
-            (5.5, "stop: 5.5"),
-        ],
+        [("", "an empty string"), (97, "stop: 97"), (5.5, "stop: 5.5"), (["a", 1.5], "stop: 1.5")],
     )
     def test_stop(self, engine: Engine, stop: Any, says: str) -> None:
         """A stop that can never come, or always does."""

@@ -98,12 +98,11 @@ extern "C" __global__ void router(int* ids, float* scores, const uint16_t* y,
     }
     const float score = 1.0f / (1.0f + expf(-best));
     sum = sum + score;
+    if (lane == id % 32) logits[id] = taken;  // nobody but this lane looks at it: no barrier
     if (lane == 0) {
       ids[k] = id;
       scores[k] = score;
-      logits[id] = taken;
     }
-    __syncwarp();  // the next round sees what lane 0 has written
   }
   if (norm_topk && lane == 0)
     for (int k = 0; k < top_k; k++) scores[k] = scores[k] / sum;

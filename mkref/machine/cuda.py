@@ -45,7 +45,7 @@ def why_no_gpu() -> str | None:
     try:
         import cupy
     except ImportError:
-        return "cuda: CuPy is not installed; pip install 'mkref[gpu]'"
+        return "cuda: CuPy is not installed; `make lab` installs it where there is a GPU"
     try:
         n_devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -44,7 +44,8 @@ def _nvrtc() -> ModuleType:
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise MachineError(
-            "CuPy is not installed; it brings the CUDA compiler: pip install 'mkref[gpu]'"
+            "CuPy, which brings the CUDA compiler, is not installed; "
+            "`make lab` installs it where there is a GPU"
         ) from error
     return nvrtc
 

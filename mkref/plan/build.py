@@ -146,11 +146,10 @@ class Plan:
 
 def _whole(name: str, value: object, least: int | None = None) -> int:
     """A number of a plan file."""
-    right_type = isinstance(value, int) and not isinstance(value, bool)
-    if not right_type or (least is not None and value < least):
-        right = "a whole number" if least is None else f"a whole number >= {least}"
-        raise PlanError(f"plan: {name} is {value!r}, must be {right}")
-    return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least):
+        return int(value)
+    right = "a whole number" if least is None else f"a whole number >= {least}"
+    raise PlanError(f"plan: {name} is {value!r}, must be {right}")
 
 
 def _task(place: str, words: list[object]) -> Task:
