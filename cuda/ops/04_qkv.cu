@@ -7,7 +7,7 @@
 //
 // Launch.     qkv<<<(ceil(pairs / 8), rows), 256>>>: a warp per pair of outputs and per row of the
 //             batch, pairs = (n_heads + 2 * n_kv_heads) * head_dim / 2. With fewer blocks in x a
-//             warp takes several pairs: a CPU likes that better. No shared memory.
+//             warp takes several pairs; on a CPU every thread costs a stack. No shared memory.
 // Arguments.  q            bf16     [rows, n_heads, head_dim]                     out
 //             k_cache      bf16     [pages, 64, n_kv_heads, head_dim]             one token written
 //             v_cache      bf16     [pages, 64, n_kv_heads, head_dim]             one token written
