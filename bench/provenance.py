@@ -12,20 +12,53 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["provenance", "source_hash"]
+__all__ = ["kernel_hash", "provenance", "source_files", "source_hash"]
 
 ROOT = Path(__file__).resolve().parent.parent
-HASHED = ("cuda/**/*", "mkref/**/*.py", "tests/test_gpu*.py", "tests/decode.py")
+HASHED = (
+    "cuda/megakernel.cu",
+    "mkref/config*.py",
+    "mkref/geometry.py",
+    "mkref/engine/*.py",
+    "mkref/machine/base.py",
+    "mkref/machine/cuda.py",
+    "mkref/machine/nvrtc.py",
+    "mkref/machine/source.py",
+    "mkref/plan/buffers.py",
+    "mkref/plan/build.py",
+    "mkref/plan/share.py",
+    "mkref/plan/task.py",
+    "mkref/reference/scalars.py",
+    "mkref/weights/*.py",
+    "tests/decode.py",
+    "tests/test_*gpu*.py",
+)
+"""The sources that decide what a GPU run computes and checks."""
+
+
+def source_files() -> dict[str, str]:
+    """SHA-256 of each of those files, by path."""
+    paths = sorted({p for pattern in HASHED for p in ROOT.glob(pattern) if p.is_file()})
+    return {
+        path.relative_to(ROOT).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in paths
+    }
 
 
 def source_hash() -> str:
-    """SHA-256 over the sources that decide what a GPU run computes."""
-    digest = hashlib.sha256()
-    for path in sorted({p for pattern in HASHED for p in ROOT.glob(pattern) if p.is_file()}):
-        if "__pycache__" not in path.parts:
-            digest.update(path.relative_to(ROOT).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    """One hash over all of them."""
+    return hashlib.sha256(repr(source_files()).encode()).hexdigest()[:16]
+
+
+def kernel_hash() -> str:
+    """Hash of the generated CUDA source for North and for nano: equal hash, equal machine code."""
+    from mkref.config import NORTH_MINI_CODE, NorthConfig
+    from mkref.machine.source import Ring, kernel_source
+    from mkref.paths import models_root
+
+    configs = (NORTH_MINI_CODE, NorthConfig.load(models_root() / "nano"))
+    text = "".join(kernel_source(config, Ring(5, 64)) for config in configs)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _run(*command: str) -> str:

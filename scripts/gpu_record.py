@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.provenance import provenance, source_hash
+from bench.provenance import kernel_hash, provenance, source_files
 
 RECORD = ROOT / "bench" / "results" / "gpu-tests.json"
 
@@ -35,14 +35,18 @@ def check() -> int:
         return 1
     record = json.loads(RECORD.read_text())
     where = record["provenance"]
-    run = f"{record['passed']} passed, {record['failed']} failed on {where['gpu']}"
-    run += f", {where['date'][:10]}"
-    fits = where["sources"] == source_hash()
-    print(
-        f"GPU record: {run}; "
-        + ("matches the present sources" if fits else "made from OTHER sources than these")
-    )
-    return 0 if fits and not record["failed"] else 1
+    line = f"GPU record: {record['passed']} passed, {record['failed']} failed on {where['gpu']}"
+    line += f", {where['date'][:10]}; "
+    now, then = source_files(), record["files"]
+    changed = sorted(path for path in now | then if now.get(path) != then.get(path))
+    if changed:
+        same = record["kernel"] == kernel_hash()
+        line += f"the generated kernel is {'the same' if same else 'ANOTHER'}, changed since: "
+        line += ", ".join(changed)
+    else:
+        line += "matches the present sources"
+    print(line)
+    return 1 if changed or record["failed"] else 0
 
 
 def run() -> int:
@@ -66,6 +70,8 @@ def run() -> int:
         "passed": sum(r == "passed" for r in results.values()),
         "failed": sum(r == "failed" for r in results.values()),
         "seconds": round(sum(float(case.get("time", 0)) for case in cases), 1),
+        "kernel": kernel_hash(),
+        "files": source_files(),
         "tests": results,
     }
     target = Path(os.environ.get("OUT", RECORD.parent)) / RECORD.name

@@ -32,17 +32,21 @@ struct Mapping {
   size_t count = 0, stride = 0;
 };
 
-// One launch's worth of stacks per core waits here for the next launch.
+// One launch's worth of stacks per core waits here for the next launch. Each stack takes two of the
+// 65530 mappings that Linux allows a process, so the cache is bounded in all.
 struct MappingCache {
   static constexpr int KEPT = 16;
+  static constexpr size_t MOST_STACKS = 8192;
   std::mutex mutex;
   Mapping kept[KEPT];
+  size_t n_stacks = 0;
 
   bool take(size_t count, size_t stride, Mapping& out) {
     std::lock_guard lock(mutex);
     for (Mapping& m : kept) {
       if (m.base && m.count >= count && m.stride == stride && m.count <= 2 * count) {
         out = m;
+        n_stacks -= m.count;
         m = {};
         return true;
       }
@@ -51,9 +55,11 @@ struct MappingCache {
   }
   bool give(const Mapping& mapping) {
     std::lock_guard lock(mutex);
+    if (n_stacks + mapping.count > MOST_STACKS) return false;
     for (Mapping& m : kept) {
       if (m.base) continue;
       m = mapping;
+      n_stacks += m.count;
       return true;
     }
     return false;
@@ -80,7 +86,7 @@ class Stacks {
     __asan_unpoison_memory_region(mapping_.base, mapping_.count * mapping_.stride);
 #endif
     // A sanitizer keeps a shadow of old stacks that only unmapping clears.
-    if (HOST_SANITIZED || mapping_.count > 8192 || !mapping_cache.give(mapping_)) {
+    if (HOST_SANITIZED || !mapping_cache.give(mapping_)) {
       munmap(mapping_.base, mapping_.count * mapping_.stride);
     }
   }

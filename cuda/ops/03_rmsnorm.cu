@@ -69,7 +69,7 @@ extern "C" __global__ void rmsnorm(uint16_t* y, const float* x, const uint16_t* 
   if (threadIdx.x % 32 == 0) warp_squares[warp] = squares;
   __syncthreads();  // writers above, readers below
 
-  // Every thread adds the few sums itself: if one did it, the others would wait at a second barrier.
+  // Every thread adds the few sums: if one did it, the others would wait at a second barrier.
   float total = warp_squares[0];
   for (int w = 1; w < n_warps; w++) total = total + warp_squares[w];
   const float r = 1.0f / sqrtf(total / (float)hidden + eps);
