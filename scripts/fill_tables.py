@@ -89,7 +89,26 @@ The last three columns are the noise of bfloat16 itself: PyTorch in bfloat16 aga
     return lines
 
 
-TABLES = {"decode": decode, "accuracy": accuracy}
+def host() -> list[str]:
+    """Speed of nano on a CPU."""
+    record = load("host_speed.json")
+    where = record["provenance"]
+    lines = [
+        f"""\
+nano through the megakernel on a CPU (measured: `bench/results/host_speed.json`;
+{where["processor"]}, {where["cores"]} cores, {where["date"][:10]}).
+""",
+        "| SMs | ms per token | tokens/s |",
+        "|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {r['n_sm']} | {r['ms_per_token']:.1f} | {r['tokens_per_s']:.0f} |"
+        for r in record["rows"]
+    ]
+    return lines
+
+
+TABLES = {"decode": decode, "accuracy": accuracy, "host": host}
 
 
 def filled(text: str) -> str:
