@@ -26,10 +26,11 @@ from bench.provenance import provenance
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.base import StepInputs
 from mkref.machine.cuda import CudaMachine, device_sms
-from mkref.plan.build import Plan, build_plan
+from mkref.plan.build import build_plan
 from mkref.plan.task import Op
 from mkref.trace.events import Trace
 from mkref.trace.storage import save_trace
+from mkref.trace.summary import by_op
 from mkref.weights.synthetic import synthetic_weights
 
 
@@ -62,7 +63,6 @@ def main() -> int:
             print(f"batch {rows} {kind}: {np.median(times[8:]):.3f} ms per step")
             stamps = machine.stamps()
             if stamps is not None:
-                report(plan, stamps, config.num_hidden_layers)
                 made = provenance()
                 made["machine"] = (
                     f"North Mini Code geometry, synthetic weights, batch {rows}, "
@@ -70,29 +70,23 @@ def main() -> int:
                 )
                 made["date"] = made["date"][:10]
                 record = Trace.from_plan(plan, stamps, provenance=made)
-                save_trace(
-                    record, Path(os.environ.get("OUT", ".")) / f"trace_north_b{rows}.json.gz"
-                )
+                report(record, config.num_hidden_layers)
+                folder = Path(os.environ.get("OUT", "."))
+                save_trace(record, folder / f"trace_north_b{rows}.json.gz")
             machine.close()
             torch.cuda.empty_cache()
     return 0
 
 
-def report(plan: Plan, stamps: np.ndarray, n_layers: int) -> None:
+def report(trace: Trace, n_layers: int) -> None:
     """Mean over SMs of waiting and working per operation, in us per layer."""
-    tasks = [task for _, _, task in plan]
-    ops = np.asarray([task.op for task in tasks])
-    s = stamps.astype(np.int64)
-    n_sm = plan.n_sm
-    print(f"step inside the kernel: {(s[:, 2].max() - s[:, 0].min()) / 1e3:.0f} us")
+    print(f"step inside the kernel: {trace.span_ns / 1e3:.0f} us")
     print("op          wait us  work us  work max-SM  (per layer, mean of SMs)")
-    for op in Op:
-        mine = ops == op
-        if mine.any():
-            per = n_layers if op not in (Op.EMBED, Op.HEAD, Op.SAMPLE) else 1
-            wait, work = (s[mine, 1] - s[mine, 0]) / 1e3, (s[mine, 2] - s[mine, 1]) / 1e3
-            mean_wait, mean_work = wait.sum() / n_sm / per, work.sum() / n_sm / per
-            print(f"{op.name:10} {mean_wait:8.2f} {mean_work:8.2f} {work.max():10.2f}")
+    for row in by_op(trace):
+        once = row.op in (Op.EMBED.name, Op.HEAD.name, Op.SAMPLE.name)
+        per = 1e3 * trace.n_sm * (1 if once else n_layers)
+        wait, work = row.wait_ns / per, row.work_ns / per
+        print(f"{row.op:10} {wait:8.2f} {work:8.2f} {row.longest_ns / 1e3:10.2f}")
 
 
 if __name__ == "__main__":

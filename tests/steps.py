@@ -14,8 +14,7 @@ from mkref.machine.interpreter import InterpreterMachine
 from mkref.plan import Interpreter, Plan, build_plan
 from mkref.reference.scalars import to_bf16
 from mkref.weights.layout import kv_tile, pack_kv_page
-from mkref.weights.synthetic import synthetic_weights
-from tests.decode import small_config
+from tests.decode import small_model
 
 __all__ = ["REQUESTS", "Outcome", "Request", "fresh", "model", "plan_for", "two_steps"]
 
@@ -29,7 +28,7 @@ Words = npt.NDArray[np.uint16]
 
 def model(weight_seed: int = 3, /, **changes: object) -> PackedWeights:
     """The small model, or one like it."""
-    return synthetic_weights(small_config(**changes), seed=weight_seed)
+    return small_model(weight_seed, **changes)[1]
 
 
 @dataclass(frozen=True)

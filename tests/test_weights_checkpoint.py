@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Cohere2MoeConfig, Cohere2MoeForCausalLM
 
-from mkref.config import NorthConfig
 from mkref.errors import CheckpointError, ConfigError
 from mkref.reference.model import Reference
 from mkref.weights.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from mkref.weights.layout import PackedLayout
 from mkref.weights.packed import PackedWeights
 from mkref.weights.synthetic import synthetic_weights
+from tests.checkpoints import CONFIG, UP_2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,17 +26,7 @@ if TYPE_CHECKING:
 
     from mkref.weights.layout import Words
 
-CONFIG = NorthConfig.from_dict(
-    {
-        "vocab_size": 90, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 32, "num_experts": 5,
-        "num_experts_per_tok": 2, "first_k_dense_replace": 1, "sliding_window": 8,
-        "prefix_dense_intermediate_size": 64, "rms_norm_eps": 1e-6, "norm_topk_prob": False,
-        "expert_selection_fn": "sigmoid", "eos_token_id": 1, "bos_token_id": 2, "logit_scale": 1.0,
-    }
-)  # fmt: skip
 TOKENS = torch.arange(3, 23)
-UP_2 = "model.layers.2.mlp.experts.2.up_proj.weight"
 NORM = "model.norm.weight"
 EMBEDDING = "model.embed_tokens.weight"
 

@@ -33,7 +33,6 @@ RESULTS = ("status", "next_tokens")
 """Buffers that change in every step; each group is one block and travels in one copy."""
 NOT_FINITE = 5
 WAITS = {1: "counter", 2: "bytes of ring stage", 3: "free ring stage", 4: "experts of layer"}
-_EMPTY_F32 = np.zeros(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class StepInputs:
     tokens: np.ndarray
     positions: np.ndarray
     page_table: np.ndarray
-    temperatures: np.ndarray = field(default_factory=lambda: _EMPTY_F32)
+    temperatures: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
     seeds: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
@@ -254,7 +253,8 @@ class KernelMachine(Machine):
         """Send the inputs that changed, launch, read status and tokens in one copy."""
         inputs.check(self.plan, self.max_context)
         if self.unfinished:
-            # A hang or Ctrl-C left the counters half way; they must agree with `steps` again.
+            # A hang, Ctrl-C or an error left the counters half way, and perhaps a report; the
+            # counters must agree with `steps` again.
             for name in ("counters", "status"):
                 self.write(name, np.zeros(self.table[name].shape, np.int32))
             self.steps = 0
@@ -296,7 +296,6 @@ class KernelMachine(Machine):
         code, sm, task, what, have, want = (int(v) for v in status[:6])
         if code == 0:
             return
-        self.write("status", np.zeros(self.table["status"].shape, np.int32))
         if code == NOT_FINITE:
             raise MachineError(
                 f"logits: row {what} is not finite; "

@@ -1,4 +1,7 @@
-"""Compiled kernels on disk, keyed by content. Safe for several processes at once."""
+"""Compiled kernels on disk, keyed by content. Safe for several processes at once.
+
+It compiles nothing: `mkref.machine.cuda` and `mkref.machine.compiler` do.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from mkref.errors import MachineError
 
 __all__ = ["cache_dir", "cached"]
 
@@ -18,17 +23,30 @@ def cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "mkref"
 
 
-def cached(name: str, make: Callable[[], bytes]) -> Path:
-    """The file `name` of the cache; `make` provides its bytes if it is not there.
+def cached(name: str, make: Callable[[Path], None], folder: Path | None = None) -> Path:
+    """The file `name` of the cache, made if it is not there.
 
-    The name must contain a hash of everything that the bytes depend on. The file appears by an
-    atomic rename, so nobody ever reads half of it.
+    Args:
+        name: contains a hash of everything that the file depends on.
+        make: writes the file to the path that it is given; other files beside it are thrown away.
+        folder: default `cache_dir()`.
+
+    Returns:
+        The file. It appears by an atomic rename: others see no file, or a whole one.
+
+    Raises:
+        MachineError: the folder cannot be written.
     """
-    path = cache_dir() / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = make()
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
-    return path
+    folder = folder or cache_dir()
+    target = folder / name
+    if target.exists():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
+            product = Path(scratch) / "product"
+            make(product)
+            os.replace(product, target)
+    except OSError as error:
+        raise MachineError(f"cannot write the build cache {folder}: {error}") from error
+    return target

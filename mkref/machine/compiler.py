@@ -2,8 +2,7 @@
 
 `compile_unit` puts the program or library into the cache of `mkref.machine.cache`, under a name
 that is a hash of everything it depends on: the text, the headers in `cuda/host/`, the flags, the
-compiler and what `-march=native` means on this CPU. It appears by an atomic rename, so that several
-processes may build the same thing at once.
+compiler and what `-march=native` means on this CPU.
 
 It does not know what a kernel is, and loads nothing; `mkref.machine.hostcc` does.
 """
@@ -17,7 +16,6 @@ import platform
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from typing import Literal
 
 from mkref.errors import MachineError
 from mkref.machine.cache import cache_dir as default_cache
+from mkref.machine.cache import cached
 from mkref.paths import cuda_root
 
 __all__ = ["Compiler", "Sanitizer", "compile_unit", "find_compiler"]
@@ -139,23 +138,17 @@ def compile_unit(
         digest.update(part.encode() + b"\0")
     for header in sorted(headers.glob("*.h")):
         digest.update(header.name.encode() + b"\0" + header.read_bytes() + b"\0")
-    cache = cache_dir or default_cache() / "host"
-    target = cache / f"{name}-{digest.hexdigest()[:20]}{'.so' if shared else ''}"
-    if target.exists():
-        return target
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache, prefix=".build-") as scratch:
-            unit, product = Path(scratch) / f"{name}.cpp", Path(scratch) / "product"
-            unit.write_text(text)
-            command = [*compiler.command, *flags, f"-I{headers}", "-o", str(product), str(unit)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise MachineError(_first_error(name, compiler, done.stderr))
-            os.replace(product, target)  # atomic: others see the old state or a whole file
-    except OSError as error:
-        raise MachineError(f"cannot write the build cache {cache}: {error}") from error
-    return target
+
+    def run_compiler(product: Path) -> None:
+        unit = product.with_name(f"{name}.cpp")
+        unit.write_text(text)
+        command = [*compiler.command, *flags, f"-I{headers}", "-o", str(product), str(unit)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise MachineError(_first_error(name, compiler, done.stderr))
+
+    file = f"{name}-{digest.hexdigest()[:20]}{'.so' if shared else ''}"
+    return cached(file, run_compiler, cache_dir or default_cache() / "host")
 
 
 def _first_error(name: str, compiler: Compiler, stderr: str) -> str:

@@ -7,6 +7,7 @@ decide what runs.
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,11 @@ class CudaMachine(KernelMachine):
         arch = architecture(*_capability(cupy))
         version = cupy.cuda.nvrtc.getVersion()
         key = hashlib.sha256(f"{source}{arch}{OPTIONS}{version}".encode()).hexdigest()
-        path = cached(f"megakernel-{arch}-{key[:20]}.cubin", lambda: compile_cubin(source, arch)[0])
+
+        def compile_into(file: Path) -> None:
+            file.write_bytes(compile_cubin(source, arch)[0])
+
+        path = cached(f"megakernel-{arch}-{key[:20]}.cubin", compile_into)
         self.kernel = cupy.RawModule(path=str(path)).get_function("megakernel")
         self.shared = shared_bytes(plan.config, ring)
         self.kernel.max_dynamic_shared_size_bytes = self.shared
