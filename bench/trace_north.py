@@ -23,9 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.full_geometry import fill_cache, page_tables
 from bench.provenance import provenance
+from bench.variants import VARIANTS, machine_for
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.base import StepInputs
-from mkref.machine.cuda import CudaMachine, device_sms
+from mkref.machine.cuda import device_sms
 from mkref.plan.build import build_plan
 from mkref.plan.task import Op
 from mkref.trace.events import Trace
@@ -40,14 +41,16 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--batch", default="1")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--variant", default="base", help="a name of bench/variants.py")
+    parser.add_argument("--untraced", action="store_true", help="no traced run, for a profiler")
     args = parser.parse_args()
     config = NORTH_MINI_CODE
     weights = synthetic_weights(config, seed=0, device="cuda")
     for rows in map(int, args.batch.split(",")):
         table, budgets = page_tables(config, rows, args.context)
         plan = build_plan(config, device_sms(), full_pages=budgets[0], sliding_pages=budgets[1])
-        for trace in (False, True):
-            machine = CudaMachine(trace=trace)
+        for trace in (False,) if args.untraced else (False, True):
+            machine = machine_for(VARIANTS[args.variant], trace=trace)
             machine.load(plan, weights, args.context)
             start = args.context - args.steps
             fill_cache(machine, config, rows, start, table, seed=1)

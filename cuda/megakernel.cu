@@ -1,8 +1,10 @@
-// megakernel.cu - one launch is one whole decode step, from token ids to the next token ids.
+// megakernel.cu - one launch is one or more whole decode steps, from token ids to the next ones.
 //
-// What runs.  One persistent block per SM walks its own list of tasks (`mkref/plan`). Nine warps:
-//             eight consumers compute, one loader streams weights and KV pages ahead through
-//             a ring in shared memory. SMs talk through counters in global memory; there is no grid
+// What runs.  One persistent block per SM walks its own list of tasks (`mkref/plan`), once a step.
+//             Twelve warps: eight consumers compute; the loader streams weights and KV pages ahead
+//             through a ring in shared memory; the helper finds the experts and merges attention;
+//             the waiter fetches task records and waits for their inputs; the signaller says when
+//             their outputs are there. SMs talk through counters in global memory; there is no grid
 //             barrier and no floating-point atomic.
 // One file.   The same source runs on a GPU (NVRTC, sm_80 and newer) and on a CPU (`cuda/host`).
 //             What differs is the meaning of the `ptx::` functions below.
@@ -11,15 +13,17 @@
 //             definition in Python.
 // Numbers.    docs/numerics.md states every rounding and the order of every sum. Compile with
 //             --fmad=false.
-// Left out.   Prefill, top-p and top-k sampling, more than eight rows, several tokens per launch.
+// Left out.   Top-p and top-k sampling, which work on the logits that are left behind.
 //
-// Contents.   1 ptx, 2 geometry, 3 arithmetic, 4 shared memory and the ring, 5 bounded waits,
-//             6 run-time work, 7 loader, 8 products, 9 the ten tasks, 10 the persistent loop.
+// Contents.   1 ptx, 2 geometry, 3 arithmetic, 4 shared memory, 5 bounded waits, 6 run-time work,
+//             7 loader, 8 products, 9 attention, 10 the other tasks, 11 the calling convention.
 
 // ---- 1 ptx -------------------------------------------------------------------------------------
 // Everything that is not plain C++. On a CPU these functions come from cuda/host/.
 
 #ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#define ROLL _Pragma("unroll 1")  // a small loop stays in the instruction cache
 namespace ptx {
 
 __device__ __forceinline__ unsigned char* shared_memory() {
@@ -45,6 +49,24 @@ __device__ __forceinline__ int ld_relaxed(const int* p) {
 __device__ __forceinline__ void red_release_add(int* p, int v) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// The same for words that the host reads or writes while the kernel runs.
+__device__ __forceinline__ void st_release_host(int* p, int v) {
+  asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ int ld_relaxed_host(const int* p) {
+  int v;
+  asm volatile("ld.relaxed.sys.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+// Flags between warps of one block.
+__device__ __forceinline__ int ld_relaxed_shared(const int* p) {
+  int v;
+  asm volatile("ld.relaxed.cta.shared.s32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
+  return v;
+}
+__device__ __forceinline__ void st_relaxed_shared(int* p, int v) {
+  asm volatile("st.relaxed.cta.shared.s32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+}
 __device__ __forceinline__ int atomic_cas(int* p, int compare, int value) {
   return atomicCAS(p, compare, value);
 }
@@ -65,6 +87,18 @@ constexpr int FULL_ARRIVALS = 1;
 __device__ __forceinline__ void mbar_fence_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Programmatic dependent launch: the next kernel may start, and this one needs what the one before
+// has written.
+__device__ __forceinline__ void launch_next() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_previous() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Global memory written by ordinary stores is about to be read by the copy engine.
+__device__ __forceinline__ void fence_copies() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 __device__ __forceinline__ bool mbar_try_wait(uint64_t* bar, uint32_t parity) {
   uint32_t done;
@@ -96,6 +130,9 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, uin
 // waits for its copies.
 constexpr int FULL_ARRIVALS = 32;
 __device__ __forceinline__ void mbar_fence_init() {}
+__device__ __forceinline__ void fence_copies() {}
+__device__ __forceinline__ void launch_next() {}
+__device__ __forceinline__ void wait_for_previous() {}
 __device__ __forceinline__ bool mbar_try_wait(uint64_t* bar, uint32_t parity) {
   uint32_t done;
   asm volatile(
@@ -140,22 +177,39 @@ __device__ __forceinline__ void pause() {}
 
 // ---- 2 geometry --------------------------------------------------------------------------------
 
-constexpr int ROWS = 8;       // rows of a batch: the n of m16n8k16
 constexpr int CONSUMERS = 8;  // consumer warps: the numeric contract adds this many partial sums
-constexpr int THREADS = (CONSUMERS + 1) * 32;  // 288, with the loader warp
-constexpr int TILE_BYTES = 512;                // 16 x 16 bf16, an mma A fragment: 16 bytes per lane
-constexpr int LANES = 32;                      // uint4 per weight tile, uint2 per activation tile
-constexpr int PAGE = 64;                       // keys per KV page
-constexpr int CHUNK_PAGES = 2;                 // pages per attention chunk
-constexpr int KEY_TILES = PAGE / 16;           // 4
-constexpr int DIM_TILES = HEAD_DIM / 16;       // 2, 4 or 8
+enum Warps { LOADER = CONSUMERS, HELPER, WAITER, SIGNALLER, N_WARPS };
+constexpr int THREADS = N_WARPS * 32;     // 384
+constexpr int N_TILES = ROWS / 8;         // rows of a batch: one, two or four n of m16n8k16
+constexpr int TILE_BYTES = 512;           // 16 x 16 bf16, an mma A fragment: 16 bytes per lane
+constexpr int LANES = 32;                 // uint4 per weight tile, uint2 per activation tile
+constexpr int KEY_TILES = PAGE / 16;      // 4
+constexpr int DIM_TILES = HEAD_DIM / 16;  // 2, 4 or 8
 constexpr int PAGE_TILES = 2 * KEY_TILES * DIM_TILES;  // K and V^T of one KV head
+constexpr int PAGE_STAGES = (PAGE_TILES + STAGE_TILES - 1) / STAGE_TILES;
+// A chunk's pages come as they are, unless the ring is too short: then first all keys, then all
+// values.
+constexpr bool KEYS_FIRST = CHUNK_PAGES * PAGE_STAGES > RING_STAGES;
+constexpr int RUN_TILES = KEYS_FIRST ? PAGE_TILES / 2 : PAGE_TILES;
+constexpr int RUN_STAGES = (RUN_TILES + STAGE_TILES - 1) / STAGE_TILES;
+constexpr int ITEM_RUNS = KEYS_FIRST ? 2 * CHUNK_PAGES : CHUNK_PAGES;
+constexpr int CHUNK = PAGE * CHUNK_PAGES;  // 128 keys: one key tile per consumer warp
+constexpr int COLUMNS = 8;                 // the n of an mma
 constexpr int HIDDEN_TILES = HIDDEN / 16;
 constexpr int Q_WIDTH = N_HEADS * HEAD_DIM;
 constexpr int KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 constexpr int GROUP = N_HEADS / N_KV_HEADS;  // query heads of a KV head: columns in attention
 constexpr int MAX_ACTIVE = N_EXPERTS < ROWS * TOP_K ? N_EXPERTS : ROWS * TOP_K;
 constexpr uint32_t ALL = 0xffffffffu;  // all lanes of a warp
+
+// Tuning. What was measured for each is in bench/LOG.md.
+// Stages asked for and not there yet; more than the ring has would alias the parity of a barrier.
+constexpr int IN_FLIGHT = 2 < RING_STAGES ? 2 : RING_STAGES;        // 64 KB
+constexpr int IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3 : RING_STAGES;  // with more than four rows
+constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for x or q
+constexpr int MERGE_ROWS = 2;         // up to so many rows the consumers do MERGE, else the helper
+constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
+    1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;
 
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
               "widths are whole tiles");
@@ -165,6 +219,9 @@ static_assert(GROUP >= 1 && GROUP <= 8 && GROUP * N_KV_HEADS == N_HEADS,
               "query heads of a KV head fit in n = 8");
 static_assert(STAGE_TILES % DIM_TILES == 0 && STAGE_TILES % KEY_TILES == 0,
               "a warp's KV tiles lie in one stage");
+static_assert(CHUNK == 16 * CONSUMERS && CHUNK_PAGES * RUN_STAGES <= RING_STAGES,
+              "a warp per key tile, and a chunk, or its keys, in the ring");
+static_assert(N_TILES * COLUMNS == ROWS && N_TILES <= 4, "8, 16 or 32 rows");
 static_assert(N_EXPERTS <= 128 && TOP_K <= 8 && TOP_K <= N_EXPERTS,
               "four experts per lane of one warp");
 
@@ -214,6 +271,11 @@ __device__ __forceinline__ float exp_(float x) {
   return exp2_(x * 1.44269502f);
 }
 
+// One copy of a division that rounds correctly is long enough.
+__device__ __noinline__ float divide(float a, float b) {
+  return a / b;
+}
+
 __device__ float log_(float x) {
   const uint32_t u = __float_as_uint(x);
   int e = (int)(u >> 23) - 126;
@@ -241,8 +303,7 @@ __device__ float log_(float x) {
 // request's seed, the token's position and the vocabulary entry, and on nothing else.
 __device__ uint32_t philox(uint32_t id, uint32_t position, uint32_t key0, uint32_t key1) {
   uint32_t c0 = id / 4, c1 = position, c2 = 0, c3 = 0;
-#pragma unroll 1
-  for (int round = 0; round < 10; round++) {
+  ROLL for (int round = 0; round < 10; round++) {
     const uint64_t a = (uint64_t)0xD2511F53u * c0, b = (uint64_t)0xCD9E8D57u * c2;
     const uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ key0, n2 = (uint32_t)(a >> 32) ^ c3 ^ key1;
     c1 = (uint32_t)b;
@@ -256,7 +317,7 @@ __device__ uint32_t philox(uint32_t id, uint32_t position, uint32_t key0, uint32
   return word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
 }
 
-__device__ float gumbel(uint32_t id, uint32_t position, uint32_t key0, uint32_t key1) {
+__device__ __noinline__ float gumbel(uint32_t id, uint32_t position, uint32_t key0, uint32_t key1) {
   float u = (float)(philox(id, position, key0, key1) >> 8) + 0.5f;
   u = fminf(u * 5.9604644775390625e-8f,
             0.99999994f);  // 2^-24; the largest word would round up to 1
@@ -274,7 +335,7 @@ __device__ __forceinline__ int a_order(int row, int k) {
   return ((row & 7) * 4 + ((k & 7) >> 1)) * 8 + ((row >> 3) + (k >> 3) * 2) * 2 + (k & 1);
 }
 
-// ---- 4 shared memory and the ring --------------------------------------------------------------
+// ---- 4 shared memory ---------------------------------------------------------------------------
 
 // A candidate for the next token. The winner does not depend on who compares first: larger value,
 // then lower id.
@@ -289,67 +350,98 @@ struct Best {
   }
 };
 
-// The experts of one layer: written by the loader, read by the consumers.
+// The experts of one layer: written by the helper, read by the loader and the consumers.
 struct Route {
+  alignas(16) float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
+  int expert[MAX_ACTIVE];                    // ascending
   int n_active;
-  int expert[MAX_ACTIVE];        // ascending
-  float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
 };
 
-// One lane arrives at an mbarrier for its warp, or one thread for all consumers, after a barrier
-// that orders the others before it. `compute-sanitizer --tool racecheck` does not follow that order
-// into an mbarrier; for it there is a build (CHECKED) in which every thread arrives and waits for
-// itself.
+constexpr int TASK_SLOTS = 4;  // records that the waiter may be ahead
+
+// One lane arrives at an mbarrier for its warp, after a barrier that orders the others before it.
+// `compute-sanitizer --tool racecheck` does not follow that order into an mbarrier; for it there is
+// a build (CHECKED) in which every thread arrives for itself.
 struct Shared {
   alignas(16) uint8_t ring[RING_STAGES][STAGE_TILES * TILE_BYTES];
-  alignas(16) uint2 activation[HIDDEN_TILES * LANES];  // normed x of all rows in B order
-  float partial[2][CONSUMERS]
-               [16 * ROWS];        // sums of the eight warps; two buffers: one barrier per block
-  float scores[2][PAGE][ROWS];     // attention scores of one page; two buffers
-  float squares[ROWS][CONSUMERS];  // RMSNorm
-  Best best[4][ROWS];              // head
-  Route route;
+  alignas(16) uint2 activation[HIDDEN_TILES * ROWS * 4];  // normed x of all rows, B order
+  // Sums of the eight warps; two buffers, so that one barrier per block is enough.
+  alignas(16) float partial[2][CONSUMERS][16 * ROWS];
+  alignas(16) uint2 weight[CONSUMERS][LANES];  // attention: exp2(s - m) of a chunk, B order
+  alignas(16) Task tasks[TASK_SLOTS];
+  int records[TASK_SLOTS];  // numbers of those tasks
+  alignas(16) Route route;
+  float tops[CONSUMERS][COLUMNS];      // attention: maximum score of a key tile
+  float sums[CONSUMERS][COLUMNS];      // and the sum of its weights
+  alignas(16) float merge_weight[32];  // MERGE: exp2(m - M) of 32 chunks
+  float squares[ROWS][CONSUMERS];      // RMSNorm
+  Best best[CONSUMERS][ROWS];          // HEAD
+  // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
+  int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
+  float temperatures[ROWS];
   alignas(
       8) uint64_t full[RING_STAGES];  // loader -> consumers: the bytes of this stage have landed
   uint64_t empty[RING_STAGES];  // consumers -> loader: all eight warps are done with this stage
-  uint64_t route_full, route_empty;  // the same for `route`
-  int stop;                          // a wait gave up: every warp leaves at the next task
+  uint64_t route_full, route_empty;  // helper -> loader and waiter; consumers -> helper
+  uint64_t ready[TASK_SLOTS];  // waiter -> consumers: the record is here and its inputs are there
+  uint64_t done[TASK_SLOTS];   // consumers -> signaller: all eight warps have stored their outputs
+  uint64_t free[TASK_SLOTS];   // signaller -> waiter: the record may be overwritten
+  Params params;  // for functions that are not inlined: constants behind a pointer are slow
+  int waiting;    // consumers wait for another SM's results: the loader leaves them the memory
+  int ended;      // the last step is over: whoever ran ahead stops
+  int gave_up;    // a wait ran out of time
 };
 static_assert(sizeof(Shared) <= SHARED_BYTES,
               "mkref/machine/source.py computes the launch's shared memory");
 
-// A position in the ring. It only moves forward, through tasks and layers; `phase` is the parity of
-// the barriers at this position, so nothing is initialised again between tasks.
-struct RingPosition {
+// A position in a ring of N slots. It only moves forward, through tasks, layers and steps; `phase`
+// is the parity of the barriers at this position, so nothing is initialised again.
+template <int N>
+struct Position {
   int slot = 0;
   uint32_t phase = 0;
   __device__ __forceinline__ void advance() {
-    if (++slot == RING_STAGES) {
+    if (++slot == N) {
       slot = 0;
       phase ^= 1;
     }
   }
 };
+typedef Position<RING_STAGES> RingPosition;
+typedef Position<TASK_SLOTS> TaskPosition;
+
+constexpr int GAMMAS = (HIDDEN / 4 + CONSUMERS * 32 - 1) / (CONSUMERS * 32);
 
 // What one thread carries along.
 struct Context {
   const Params& p;
   Shared& s;
-  int thread, warp, lane, group,
-      quad;         // group = lane / 4 and quad = lane % 4: row and column of a fragment
-  int task = 0;     // record that is being worked on
-  int buffer = 0;   // of Shared::partial
-  int normed = -1;  // layer whose normed x is in Shared::activation
-  bool stopped = false;
+  int thread, warp, lane, group, quad;  // group = lane / 4 and quad = lane % 4: row and column of
+                                        // a fragment
+  int task = 0, slot = 0;               // record that is being worked on, and its place
+  int step = 0;                         // of this launch
+  int buffer = 0;                       // of Shared::partial
+  int normed = -1;                      // layer whose normed x is in Shared::activation
+  bool stopped = false;                 // gave up: no more waiting
   RingPosition ring;
+  int stage = 0;        // stages passed, counted for the trace only
+  uint2 gamma[GAMMAS];  // of the next RMSNorm: four values of every 1024, fetched before x is there
 };
 
 // ---- 5 bounded waits ---------------------------------------------------------------------------
-// Every wait ends: with what it waited for, or with a report in `status` after
-// `timeout_ns`. Whoever gives up first writes the report; everybody else sees it and stops waiting
-// too, so the launch ends and the host can read why.
+// Every wait ends: with what it waited for, or with a report in `status` after `timeout_ns`.
+// Whoever gives up first writes the report; everybody else sees it and stops waiting too. The
+// waiter then hands out OP_STOP instead of the next record, so that all consumers leave together,
+// and the host can read why.
 
-enum WaitCode { WAIT_COUNTER = 1, WAIT_FULL = 2, WAIT_EMPTY = 3, WAIT_ROUTE = 4, NOT_FINITE = 5 };
+enum WaitCode {
+  WAIT_COUNTER = 1,
+  WAIT_FULL = 2,
+  WAIT_EMPTY = 3,
+  WAIT_ROUTE = 4,
+  NOT_FINITE = 5,
+  WAIT_TASK = 6
+};
 
 // Where a thread waits, for the report.
 struct Place {
@@ -382,55 +474,97 @@ __device__ bool expired(const Params& p, uint64_t deadline, Place place, int hav
   return true;
 }
 
-// The slow halves of the two waits. Not inlined: machine code must stay within the instruction
-// cache.
-__device__ __noinline__ bool poll_counter(const Params& p, const int* at, int want, Place place) {
+// Flags in shared memory that change while others look at them.
+__device__ __forceinline__ int look(const int& flag) {
+  return ptx::ld_relaxed_shared(&flag);
+}
+__device__ __forceinline__ void set(int& flag, int value) {
+  ptx::st_relaxed_shared(&flag, value);
+}
+
+// The slow halves of the waits; true if they gave up. Not inlined, and with few arguments: machine
+// code must stay within the instruction cache. Who ran ahead of the last step of a launch gives up
+// in silence.
+__device__ __noinline__ bool poll_counter(const int* at, int want, Place place) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  const Params& p = s.params;
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
-#pragma unroll 1
-  for (int spin = 1;; spin++) {
+  ROLL for (int spin = 1;; spin++) {
     const int have = ptx::ld_acquire(at);
     if (reached(have, want)) return false;
-    if ((spin & 63) == 0 && expired(p, deadline, place, have, want)) return true;
+    if (look(s.ended)) return true;
+    if ((spin & 63) == 0 && expired(p, deadline, place, have, want)) break;
     ptx::pause();
   }
+  set(s.gave_up, 1);
+  return true;
 }
-__device__ __noinline__ bool poll_barrier(const Params& p, uint64_t* bar, uint32_t parity,
-                                          Place place) {
+__device__ __noinline__ bool poll_barrier(uint64_t* bar, uint32_t parity, Place place) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  const Params& p = s.params;
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
-#pragma unroll 1
-  for (int spin = 1; !ptx::mbar_try_wait(bar, parity); spin++) {
-    if ((spin & 63) == 0 && expired(p, deadline, place, (int)parity ^ 1, (int)parity)) return true;
+  ROLL for (int spin = 1;; spin++) {
+    if (ptx::mbar_try_wait(bar, parity)) return false;
+    if (look(s.ended)) return true;
+    if ((spin & 63) == 0 && expired(p, deadline, place, (int)parity ^ 1, (int)parity)) break;
+    ptx::pause();
+  }
+  set(s.gave_up, 1);
+  return true;
+}
+// Records go round between the warps of one SM. These waits end when every other wait has ended, so
+// they do not look at `status`: all warps must agree on which record is the last.
+__device__ __noinline__ bool poll_record(uint64_t* bar, uint32_t parity, Place place) {
+  const Params& p = ((Shared*)ptx::shared_memory())->params;
+  const uint64_t deadline = ptx::now_ns() + 4 * (uint64_t)p.timeout_ns;
+  ROLL while (!ptx::mbar_try_wait(bar, parity)) {
+    if (ptx::now_ns() > deadline) {
+      report(p, place, (int)parity ^ 1, (int)parity);
+      return true;
+    }
     ptx::pause();
   }
   return false;
 }
 
-// One lane polls: the acquire orders the producers' writes before this lane, the caller's barrier
-// passes that on.
-__device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals) {
+// One lane polls: the acquire orders the producers' writes before this lane, the barrier that the
+// caller arrives at passes that on.
+__device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals,
+                                             int of_this_step = 1) {
   const int* at = c.p.counters + counter * COUNTER_STRIDE;
-  const int want =
-      (int)((uint32_t)arrivals * (uint32_t)(c.p.step + 1));  // monotonic: never reset between steps
+  // Monotonic: never reset between steps or launches.
+  const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + c.step + of_this_step));
   if (c.stopped || reached(ptx::ld_acquire(at), want)) return;
-  c.stopped = poll_counter(c.p, at, want, Place{WAIT_COUNTER, c.task, counter});
+  c.stopped = poll_counter(at, want, Place{WAIT_COUNTER, c.task, counter});
 }
 __device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code,
                                              int what) {
   if (c.stopped || ptx::mbar_try_wait(bar, parity)) return;
-  c.stopped = poll_barrier(c.p, bar, parity, Place{code, c.task, what});
+  c.stopped = poll_barrier(bar, parity, Place{code, c.task, what});
 }
 
-// Barrier 1 joins the 256 consumers; the loader is never held up by it.
+// False if there is nothing to wait for any more.
+__device__ __forceinline__ bool wait_record(Context& c, uint64_t* bar, uint32_t parity, int slot) {
+  if (ptx::mbar_try_wait(bar, parity)) return true;
+  return !poll_record(bar, parity, Place{WAIT_TASK, c.task, slot});
+}
+
+// One arrival of a warp whose lanes have all come this far.
+__device__ __forceinline__ void warp_arrive(const Context& c, uint64_t* bar) {
+  __syncwarp();
+  if (CHECKED || c.lane == 0) ptx::mbar_arrive(bar);
+}
+
+// Barrier 1 joins the 256 consumers; the other warps are never held up by it.
 __device__ __forceinline__ void consumers_sync() {
   ptx::bar_sync(1, CONSUMERS * 32);
 }
 
 // ---- 6 run-time work ---------------------------------------------------------------------------
-// Loader and consumers compute the same lists from the same inputs: positions, page
-// tables, routes.
+// Loader and consumers compute the same lists from the same inputs: positions, page tables, routes.
 
 // First granule of a slot's share; `mkref/plan/share.py` is the same function.
-__device__ __forceinline__ int share(int total, int n_slots, int slot) {
+__device__ __noinline__ int share(int total, int n_slots, int slot) {
   return (int)((unsigned)total * (unsigned)slot /
                (unsigned)n_slots);  // < 2^22 granules, 2^10 slots
 }
@@ -441,45 +575,56 @@ struct KeyRange {
   int first, last;  // `last` is the token of this step
   int chunk, n_chunks;
 };
-__device__ __forceinline__ KeyRange key_range(const Params& p, int row, int window) {
+__device__ __forceinline__ KeyRange key_range(int position, int window) {
   KeyRange r;
-  r.last = p.positions[row];
+  r.last = position;
   r.first = window > 0 && r.last >= window ? r.last - window + 1 : 0;
-  r.chunk = r.first / (PAGE * CHUNK_PAGES);
-  r.n_chunks = r.last / (PAGE * CHUNK_PAGES) - r.chunk + 1;
+  r.chunk = r.first / CHUNK;
+  r.n_chunks = r.last / CHUNK - r.chunk + 1;
   return r;
 }
 
 // Item `i` of a layer's attention: one chunk of one KV head of one row. Items are dealt to the
-// slots in turn.
+// slots in turn. `row` is -1 beyond the last item.
 struct AttentionItem {
   int row, head, chunk;  // chunk counts from the row's first visible chunk
   int first_page, last_page;
   KeyRange range;
 };
-__device__ bool attention_item(const Params& p, const Task& task, int i, AttentionItem& item) {
-  for (int row = 0; row < p.rows; row++) {
-    const KeyRange r = key_range(p, row, task.window);
+__device__ __noinline__ AttentionItem attention_item(const Shared& s, int rows, int step,
+                                                     int window, int i) {
+  AttentionItem item;
+  ROLL for (item.row = 0; item.row < rows; item.row++) {
+    const KeyRange r = key_range(s.positions[item.row] + step, window);
     if (i < r.n_chunks * N_KV_HEADS) {
       const int first = (r.chunk + i / N_KV_HEADS) * CHUNK_PAGES, last = first + CHUNK_PAGES - 1;
-      item.row = row;
       item.head = i % N_KV_HEADS;
       item.chunk = i / N_KV_HEADS;
       item.first_page = first > r.first / PAGE ? first : r.first / PAGE;
       item.last_page = last < r.last / PAGE ? last : r.last / PAGE;
       item.range = r;
-      return true;
+      return item;
     }
     i -= r.n_chunks * N_KV_HEADS;
   }
-  return false;
+  item.row = -1;
+  return item;
 }
-// First tile of a page of one KV head in the pool.
-__device__ __forceinline__ long long page_tile(const Params& p, const Task& task,
-                                               const AttentionItem& item, int page) {
-  const int kind = task.flags & FLAG_SLIDING ? 1 : 0;
-  const int at = p.page_table[((long long)kind * ROWS + item.row) * p.max_pages + page];
-  return task.kv_tiles + ((long long)at * N_KV_HEADS + item.head) * PAGE_TILES;
+// First tile of a page of one KV head in the pool. Kind 1: the layer slides.
+__device__ __forceinline__ int kind_of(const Task& task) {
+  return task.flags & FLAG_SLIDING ? 1 : 0;
+}
+__device__ __forceinline__ long long page_tile(const Params& p, int kv_tiles, int kind, int row,
+                                               int head, int page) {
+  const int at = p.page_table[(kind * ROWS + row) * (int)p.max_pages + page];
+  return kv_tiles + ((long long)at * N_KV_HEADS + head) * PAGE_TILES;
+}
+
+// First granule of a slot's share if the slots have shares of another operator with `other`
+// granules too: of both together each gets as many as the next, give or take one.
+__device__ __forceinline__ int share_beside(int total, int other, int n_slots, int slot) {
+  if (total < n_slots) return share(total, n_slots, slot);
+  return share(total + other, n_slots, slot) - share(other, n_slots, slot);
 }
 
 // The granules (8 outputs: 8 gate and 8 up rows) of all active experts are numbered through, and a
@@ -487,191 +632,293 @@ __device__ __forceinline__ long long page_tile(const Params& p, const Task& task
 struct Segment {
   int active, granule, count;
 };
-__device__ __forceinline__ Segment segment(const Task& task, int unit, int end) {
+__device__ __forceinline__ void gate_up_share(const Task& task, int n_active, int& begin,
+                                              int& end) {
+  const int total = n_active * task.blocks, slot = task.first / 2, n_slots = task.count / 2;
+  begin = share_beside(total, task.index, n_slots, slot);
+  end = share_beside(total, task.index, n_slots, slot + 1);
+  const int middle = begin + (end - begin + 1) / 2;  // the task is one half of the slot's share
+  if (task.first % 2 == 0)
+    end = middle;
+  else
+    begin = middle;
+}
+__device__ __noinline__ Segment segment(int blocks, int unit, int end) {
   Segment s;
-  s.active = unit / task.blocks;
-  s.granule = unit % task.blocks;
-  const int left = task.blocks - s.granule;
+  s.active = unit / blocks;
+  s.granule = unit - s.active * blocks;
+  const int left = blocks - s.granule;
   s.count = end - unit < left ? end - unit : left;
   return s;
 }
 
-// ---- 7 loader ----------------------------------------------------------------------------------
-// One warp walks the task list and keeps the ring full. It waits for free stages and, where
-// the bytes depend on it, for the router; never for activations. So it runs ahead of the consumers,
-// across tasks and layers.
-
-// The order in which experts are taken, (logit, then lower id), as one 64-bit key. A NaN loses
-// against everything.
-__device__ __forceinline__ uint64_t route_key(float logit, int expert) {
-  uint32_t u = __float_as_uint(logit + 0.0f);  // -0 is +0
-  u = logit != logit ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
-  return (uint64_t)u << 32 | (ALL - (uint32_t)expert);
+// With few rows everybody waits for the merge of attention, so the consumers do it.
+__device__ __forceinline__ bool consumers_merge(const Params& p) {
+  return p.rows <= MERGE_ROWS;
 }
 
-// The top-k of every row, by one warp: a lane looks at experts lane, lane + 32, ...
-__device__ void find_experts(Context& c) {
+// ---- 7 loader ----------------------------------------------------------------------------------
+// One warp walks the task list and keeps the ring full. It waits for free stages and, where the
+// bytes depend on it, for the router; never for activations. So it runs ahead of the consumers,
+// across tasks, layers and steps.
+
+// Larger logits have larger keys; a NaN loses against everything, 0 stands for nobody.
+__device__ __forceinline__ uint32_t route_key(float logit) {
+  const uint32_t u = __float_as_uint(logit + 0.0f);  // -0 is +0
+  return logit != logit ? 1u : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+__device__ __forceinline__ float logit_of(uint32_t key) {
+  return __uint_as_float(key == 1u ? 0x7fffffffu : key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+// The place for the next layer's scores, before its logits are there.
+__device__ __forceinline__ void clear_scores(Context& c) {
+  float4* score = (float4*)c.s.route.score;
+  ROLL for (int i = c.lane; i < N_EXPERTS * ROWS / 4; i += 32) score[i] =
+      float4{0.0f, 0.0f, 0.0f, 0.0f};
+}
+
+// The top-k of every row, by one warp. It is on everybody's path, and one warp is slow: what counts
+// is the number of dependent instructions. Lane l has experts l, l + 32, ... of a row, sorted; the
+// largest of all lanes is taken k times, and lane i keeps the i-th.
+__device__ __forceinline__ void find_experts(Context& c) {
+  constexpr int PER_LANE = (N_EXPERTS + 31) / 32;
   Route& r = c.s.route;
-  for (int i = c.lane; i < N_EXPERTS * ROWS; i += 32) r.score[i / ROWS][i % ROWS] = 0.0f;
-  __syncwarp();
-#pragma unroll 1
-  for (int row = 0; row < c.p.rows; row++) {
-    const float* logits = c.p.router_logits + row * N_EXPERTS;
-    uint32_t taken = 0;  // bit q: expert lane + 32 q
-#pragma unroll 1
-    for (int k = 0; k < TOP_K; k++) {
-      uint64_t best = 0;
-#pragma unroll 1
-      for (int e = c.lane, q = 0; e < N_EXPERTS; e += 32, q++) {
-        const uint64_t key = route_key(logits[e], e);
-        if (!(taken >> q & 1) && key > best) best = key;
+  uint32_t active = 0;  // bit q: some row took expert lane + 32 q
+  ROLL for (int row = 0; row < c.p.rows; row++) {
+    uint32_t key[PER_LANE], expert_of[PER_LANE];
+    UNROLL for (int q = 0; q < PER_LANE; q++) {
+      expert_of[q] = c.lane + 32 * q;
+      key[q] = 0;
+      if (expert_of[q] < N_EXPERTS)
+        key[q] = route_key(c.p.router_logits[row * N_EXPERTS + expert_of[q]]);
+    }
+    // Descending; of equal keys the lower expert stays first.
+    UNROLL for (int last = PER_LANE - 1; last > 0; last--) UNROLL for (int q = 0; q < last; q++) {
+      const bool swap = key[q] < key[q + 1];
+      const uint32_t k = key[q], e = expert_of[q];
+      key[q] = swap ? key[q + 1] : k;
+      key[q + 1] = swap ? k : key[q + 1];
+      expert_of[q] = swap ? expert_of[q + 1] : e;
+      expert_of[q + 1] = swap ? e : expert_of[q + 1];
+    }
+    uint32_t mine_key = 0, mine = 0;
+    ROLL for (int k = 0; k < TOP_K; k++) {
+      const uint32_t top = __reduce_max_sync(ALL, key[0]);
+      // Equal logits: the lower expert.
+      const uint32_t expert = __reduce_min_sync(ALL, key[0] == top ? expert_of[0] : ALL);
+      if (c.lane == k) mine_key = top, mine = expert;
+      const bool taken = key[0] == top && expert_of[0] == expert;
+      if (taken) active |= 1u << (expert / 32);
+      UNROLL for (int q = 1; q < PER_LANE; q++) {
+        key[q - 1] = taken ? key[q] : key[q - 1];
+        expert_of[q - 1] = taken ? expert_of[q] : expert_of[q - 1];
       }
-#pragma unroll 1
-      for (int x = 16; x > 0; x >>= 1) {
-        const uint64_t other = __shfl_xor_sync(ALL, best, x);
-        if (other > best) best = other;
-      }
-      const int expert = (int)(ALL - (uint32_t)best);
-      if (expert % 32 == c.lane) {
-        taken |= 1u << (expert / 32);
-        const float logit = logits[expert];
-        r.score[expert][row] = 1.0f / (1.0f + exp_(-logit)) + (logit - logit);  // NaN stays NaN
-      }
+      if (taken) key[PER_LANE - 1] = 0;
+    }
+    if (c.lane < TOP_K) {
+      const float logit = logit_of(mine_key);
+      r.score[mine][row] = divide(1.0f, 1.0f + exp_(-logit)) + (logit - logit);  // NaN stays NaN
     }
   }
   __syncwarp();  // scores of all lanes
   if (NORM_TOPK && c.lane < c.p.rows) {
     float sum = 0.0f;
-#pragma unroll 1
-    for (int e = 0; e < N_EXPERTS; e++) sum = sum + r.score[e][c.lane];
-#pragma unroll 1
-    for (int e = 0; e < N_EXPERTS; e++) r.score[e][c.lane] = r.score[e][c.lane] / sum;
+    ROLL for (int e = 0; e < N_EXPERTS; e++) sum = sum + r.score[e][c.lane];
+    ROLL for (int e = 0; e < N_EXPERTS; e++) r.score[e][c.lane] = divide(r.score[e][c.lane], sum);
   }
   __syncwarp();
   int n_active = 0;
-#pragma unroll 1
-  for (int base = 0; base < N_EXPERTS; base += 32) {
-    const int e = base + c.lane;
-    bool active = false;
-#pragma unroll 1
-    for (int n = 0; n < c.p.rows && e < N_EXPERTS; n++) active = active || r.score[e][n] != 0.0f;
-    const uint32_t votes = __ballot_sync(ALL, active);
-    if (active) r.expert[n_active + __popc(votes & ((1u << c.lane) - 1))] = e;
+  UNROLL for (int q = 0; q < PER_LANE; q++) {
+    const bool mine = active >> q & 1;
+    const uint32_t votes = __ballot_sync(ALL, mine);
+    if (mine) r.expert[n_active + __popc(votes & ((1u << c.lane) - 1))] = c.lane + 32 * q;
     n_active += __popc(votes);
   }
   if (c.lane == 0) r.n_active = n_active;
 }
 
-// Loader side of `route`: once per layer, at the first task that needs the experts. The consumers
-// give it back after their last task that uses it (Flag.RELEASE).
-__device__ void publish_route(Context& c, const Task& task, uint32_t phase) {
-  wait_barrier(c, &c.s.route_empty, phase ^ 1, WAIT_ROUTE, task.layer);
-  if (!(task.flags & FLAG_DENSE) && c.lane == 0) wait_counter(c, task.route_wait, task.route_count);
-  c.stopped = __ballot_sync(ALL, c.stopped) != 0;
-  __syncwarp();  // lane 0's acquire now orders the logits before every lane
-  if (c.stopped) return;
-  if (task.flags & FLAG_DENSE) {
-    if (c.lane < ROWS) c.s.route.score[0][c.lane] = 1.0f;
-    if (c.lane == 0) {
-      c.s.route.expert[0] = 0;
-      c.s.route.n_active = 1;
-    }
-  } else {
-    find_experts(c);
-  }
-  __syncwarp();
-  if (CHECKED || c.lane == 0) ptx::mbar_arrive(&c.s.route_full);
-}
-
-// The bytes of a task are a sequence of runs of consecutive tiles; the consumers open one Reader
-// per run, in the same order. `i` and `j` are the cursor, both 0 at first.
-struct Run {
-  const uint4* tiles;
-  int n_tiles;
+// The next 32 runs of an ATTENTION task, each a page, or its keys or values: lane l knows run l.
+// Looked up ahead of need, since a table lookup is a trip to L2.
+struct Pages {
+  long long tile;
+  bool exists;
 };
-__device__ bool next_run(Context& c, const Task& task, int& i, int& j, Run& run) {
-  const uint4* weights = c.p.weights + (long long)task.weights * LANES;
-  const long long block_uint4 = (long long)task.k_tiles * LANES;  // of one row block
-  switch (task.op) {
-    case OP_ROUTER:
-    case OP_QKV:
-    case OP_O_PROJ:
-    case OP_HEAD:
-      run = Run{weights + task.first * block_uint4, task.count * task.k_tiles};
-      return i++ == 0;
-    case OP_ATTENTION: {  // i: items of earlier rounds, j: pages of this item
-      AttentionItem item;
-      if (!attention_item(c.p, task, task.first + i, item)) return false;
-      const int page = item.first_page + j;
-      run = Run{c.p.kv + page_tile(c.p, task, item, page) * LANES, PAGE_TILES};
-      j = page == item.last_page ? 0 : j + 1;
-      if (j == 0) i += task.count;
-      return true;
-    }
-    case OP_GATE_UP: {  // i: granules done
-      const int units = c.s.route.n_active * task.blocks,
-                end = share(units, task.count, task.first + 1);
-      const int unit = share(units, task.count, task.first) + i;
-      if (unit >= end) return false;
-      const Segment s = segment(task, unit, end);
-      const int granule = c.s.route.expert[s.active] * task.blocks + s.granule;
-      run = Run{weights + granule * block_uint4, s.count * task.k_tiles};
-      i += s.count;
-      return true;
-    }
-    case OP_DOWN: {  // i: row blocks done, j: experts of this block
-      if (i >= task.count) return false;
-      run = Run{weights + (c.s.route.expert[j] * task.blocks + task.first + i) * block_uint4,
-                task.k_tiles};
-      if (++j == c.s.route.n_active) j = 0, i++;
-      return true;
-    }
+__device__ __noinline__ Pages find_pages(int first, int count, int window, int kv_tiles, int kind,
+                                         int step, int round) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  const int lane = threadIdx.x % 32;
+  const AttentionItem item = attention_item(s, (int)s.params.rows, step, window,
+                                            first + (round + lane / ITEM_RUNS) * count);
+  Pages found = {0, false};
+  if (item.row >= 0) {
+    const int run = lane % ITEM_RUNS, page = item.first_page + run % CHUNK_PAGES;
+    found.exists = page <= item.last_page;
+    if (found.exists)
+      found.tile = page_tile(s.params, kv_tiles, kind, item.row, item.head, page) +
+                   run / CHUNK_PAGES * RUN_TILES;
   }
-  return false;  // EMBED, MERGE and SAMPLE stream nothing
+  return found;
+}
+__device__ __forceinline__ Pages find_pages(const Context& c, const Task& task, int round) {
+  return find_pages(task.first, task.count, task.window, task.kv_tiles, kind_of(task), c.step,
+                    round);
 }
 
-__device__ __forceinline__ void stream(Context& c, const Run& run) {
-#pragma unroll 1
-  for (int at = 0; at < run.n_tiles; at += STAGE_TILES) {
-    wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);
-    c.stopped = __ballot_sync(ALL, c.stopped) != 0;
-    if (c.stopped) return;
-    const int n = run.n_tiles - at < STAGE_TILES ? run.n_tiles - at : STAGE_TILES;
-    ptx::copy_async(c.s.ring[c.ring.slot], run.tiles + (long long)at * LANES, n * TILE_BYTES,
-                    &c.s.full[c.ring.slot]);
-    c.ring.advance();
+// Column 0 to 3 of a stage: asked for, seen to have landed, taken and given back by a consumer.
+__device__ __forceinline__ void stamp_stage(const Context& c, int stage, int column) {
+  c.p.stage_trace[((long long)blockIdx.x * STAGE_TRACE + stage % STAGE_TRACE) * 4 + column] =
+      ptx::now_ns();
+}
+
+// The loader's side of the ring.
+struct Stream {
+  Context& c;
+  RingPosition landed;  // stages before it are known to have arrived
+  int in_flight = 0, issued = 0;
+
+  __device__ __forceinline__ void wait_landed() {
+    wait_barrier(c, &c.s.full[landed.slot], landed.phase, WAIT_FULL, landed.slot);
+    landed.advance();
+    if (TRACE && c.lane == 0) stamp_stage(c, issued - in_flight, 1);
+    in_flight--;
   }
+  // A run of consecutive tiles. The consumers take runs in the same order.
+  __device__ __forceinline__ void run(const uint4* tiles, int n_tiles) {
+    ROLL for (; n_tiles > 0 && !c.stopped; n_tiles -= STAGE_TILES, tiles += STAGE_TILES * LANES) {
+      wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);
+      const int most = look(c.s.waiting) ? IN_FLIGHT_WAITING
+                       : c.p.rows > 4    ? IN_FLIGHT_BATCH
+                                         : IN_FLIGHT;
+      ROLL while (in_flight >= most && !c.stopped) wait_landed();
+      c.stopped = __ballot_sync(ALL, c.stopped) != 0;
+      if (c.stopped) return;
+      ptx::copy_async(c.s.ring[c.ring.slot], tiles,
+                      (n_tiles < STAGE_TILES ? n_tiles : STAGE_TILES) * TILE_BYTES,
+                      &c.s.full[c.ring.slot]);
+      if (TRACE && c.lane == 0) stamp_stage(c, issued, 0);
+      c.ring.advance();
+      in_flight++;
+      issued++;
+    }
+  }
+};
+
+// Without running ahead, for comparison: wait until the consumers have been given the task.
+__device__ __forceinline__ bool taken_by_consumers(Context& c, const Task& task, TaskPosition& at) {
+  if (task.op == OP_MERGE && !consumers_merge(c.p)) return true;
+  wait_barrier(c, &c.s.ready[at.slot], at.phase, WAIT_TASK, at.slot);
+  c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
+  at.advance();
+  return !c.stopped;
 }
 
 __device__ void loader(Context& c, int begin, int end) {
+  Stream stream{c};
+  TaskPosition at;
   uint32_t route_phase = 0;
-  int routed_layer = -1;
-#pragma unroll 1
-  for (c.task = begin; c.task < end && !c.stopped; c.task++) {
-    const Task task = c.p.tasks[c.task];
-    if ((task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer) {
-      publish_route(c, task, route_phase);
-      route_phase ^= 1;
-      routed_layer = task.layer;
+  Pages pages = {0, false};
+  ROLL for (c.step = 0; c.step < c.p.n_steps && !c.stopped; c.step++) {
+    int routed_layer = -1;
+    Task next = c.p.tasks[begin];
+    if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+    ROLL for (c.task = begin; c.task < end && !c.stopped; c.task++) {
+      const Task task = next;
+      if (c.task + 1 < end) next = c.p.tasks[c.task + 1];
+      if (DEPENDENT_LAUNCH &&
+          (task.op == OP_ATTENTION || task.op == OP_GATE_UP || task.op == OP_DOWN))
+        ptx::wait_for_previous();  // all others read nothing but weights here
+      if (!RUN_AHEAD && !taken_by_consumers(c, task, at)) break;
+      if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+      const uint4* weights = c.p.weights + (long long)task.weights * LANES;
+      const long long block = (long long)task.k_tiles * LANES;  // uint4 of a row block
+      const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
+      if (routed && task.layer != routed_layer) {
+        wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
+        c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
+        if (c.stopped) break;
+        ptx::fence_copies();  // keys of earlier steps, which the router's acquire showed
+        route_phase ^= 1;
+        routed_layer = task.layer;
+      }
+      if (task.op == OP_ATTENTION && task.route_wait >= 0) {
+        // Keys that the step before appended: where no router says that they are there.
+        if (c.lane == 0) wait_counter(c, task.route_wait, task.route_count, 0);
+        c.stopped = __ballot_sync(ALL, c.stopped) != 0;
+        __syncwarp();  // lane 0's acquire now orders the keys before the copies
+        ptx::fence_copies();
+      }
+      const Route& route = c.s.route;
+      // How many runs the task has, and which.
+      int n_runs =
+          task.op == OP_ROUTER || task.op == OP_QKV || task.op == OP_O_PROJ || task.op == OP_HEAD;
+      int unit = 0, last = 0;
+      if (task.op == OP_GATE_UP) {
+        gate_up_share(task, route.n_active, unit, last);
+        n_runs = N_EXPERTS;  // at most: ends with the last unit
+      }
+      if (task.op == OP_DOWN) n_runs = task.count * route.n_active;
+      if (task.op == OP_ATTENTION) n_runs = 1 << 30;  // ends with the last item
+      int expert = 0, row_block = task.first;
+      ROLL for (int i = 0; i < n_runs && !c.stopped; i++) {
+        const uint4* tiles = weights + task.first * block;
+        int n_tiles = task.count * task.k_tiles;
+        if (task.op == OP_GATE_UP) {
+          if (unit >= last) break;
+          const Segment s = segment(task.blocks, unit, last);
+          tiles = weights + (route.expert[s.active] * task.blocks + s.granule) * block;
+          n_tiles = s.count * task.k_tiles;
+          unit += s.count;
+        } else if (task.op == OP_DOWN) {
+          tiles = weights + (route.expert[expert] * task.blocks + row_block) * block;
+          n_tiles = task.k_tiles;
+          if (++expert == route.n_active) expert = 0, row_block++;
+        } else if (task.op == OP_ATTENTION) {
+          if (i > 0 && i % 32 == 0) pages = find_pages(c, task, i / ITEM_RUNS);
+          const bool exists = __shfl_sync(ALL, (int)pages.exists, i % 32) != 0;
+          if (!exists && i % ITEM_RUNS == 0) break;  // every item has a first page
+          if (!exists) continue;
+          tiles = c.p.kv + __shfl_sync(ALL, pages.tile, i % 32) * LANES;
+          n_tiles = RUN_TILES;
+        }
+        stream.run(tiles, n_tiles);
+      }
+      if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
     }
-    Run run;
-#pragma unroll 1
-    for (int i = 0, j = 0; !c.stopped && next_run(c, task, i, j, run);) stream(c, run);
-    if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
   }
-  if (c.stopped) {
-    // Copies may still be on their way into this block's shared memory: let them land before it is
-    // given up.
-    const uint64_t until = ptx::now_ns() + 10000000ull;
-    while (ptx::now_ns() < until) ptx::pause();
+  // Copies that nobody will read may still be on their way into this block's shared memory: let
+  // them land before it is given up.
+  const uint64_t deadline = ptx::now_ns() + 100000000ull;
+  ROLL for (; stream.in_flight > 0; stream.in_flight--, stream.landed.advance()) while (
+      !ptx::mbar_try_wait(&c.s.full[stream.landed.slot], stream.landed.phase) &&
+      ptx::now_ns() < deadline) ptx::pause();
+}
+
+// The best candidate of lanes that are `first`, 2 `first`, ... 16 apart.
+__device__ __noinline__ Best best_of_lanes(Best best, int first) {
+  ROLL for (int x = first; x < 32; x <<= 1) {
+    const float v = __shfl_xor_sync(ALL, best.value, x);
+    const int t = __shfl_xor_sync(ALL, best.token, x);
+    best.offer(v, t);
   }
+  return best;
 }
 
 // ---- 8 products --------------------------------------------------------------------------------
+// Everything heavy is weights (M) times activations of all rows (N). A block is 16 outputs; its k
+// tiles are dealt to the eight consumer warps, and their sums meet in shared memory.
 
-// Consumer side of the ring. Tiles of a run are asked for in ascending order; every warp passes
-// through every stage, also where it has no tile, so that the parity of a barrier is never
-// ambiguous.
+// This warp is done with the stage that it is at.
+__device__ __forceinline__ void leave_stage(Context& c) {
+  warp_arrive(c, &c.s.empty[c.ring.slot]);
+  c.ring.advance();
+  if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 3);
+  c.stage++;
+}
+
+// Consumer side of the ring within one run. Every warp passes through every stage, also where it
+// has no tile, so that the parity of a barrier is never ambiguous.
 struct Reader {
   Context& c;
   int held = -1;  // stage of the run that this warp holds
@@ -679,538 +926,909 @@ struct Reader {
     if (held >= 0) release();
     held++;
     wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
+    if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
   }
-  __device__ __forceinline__ void release() {
-    __syncwarp();  // all lanes have read
-    if (CHECKED || c.lane == 0) ptx::mbar_arrive(&c.s.empty[c.ring.slot]);
-    c.ring.advance();
-  }
-  // This lane's 16 bytes of tile `i`; tile `i + 1`, if in the same stage, lies LANES further.
+  __device__ __forceinline__ void release() { leave_stage(c); }
+  // This lane's 16 bytes of tile `i`; tile `i + 1`, if in the same stage, lies LANES further. Tiles
+  // are asked for in ascending order.
   __device__ __forceinline__ const uint4* tile(int i) {
-#pragma unroll 1
-    while (held < i / STAGE_TILES) next();
+    ROLL while (held < i / STAGE_TILES) next();
     return (const uint4*)c.s.ring[c.ring.slot] + i % STAGE_TILES * LANES + c.lane;
   }
-  // Also a warp without a tile of its own must let go of the stages that the others are done with.
-  // The run must be passed before it is closed.
-  __device__ __forceinline__ void pass(int n_tiles) { tile(n_tiles - 1); }
-  __device__ __forceinline__ void close() { release(); }
+  __device__ __forceinline__ void close() {
+    if (held >= 0) release();
+    held = -1;
+  }
 };
 
-// This warp's part of a 16 x 8 output block of depth k_tiles: tiles warp, warp + 8, ... chained in
-// ascending order. `first` is the block's first tile in the run, `b` its activations in B order.
-// Rows without a request are zeros. One copy of the code for all products, so everything goes in
-// and out by value: the context would otherwise live in memory.
+// Sums of one warp for 16 outputs: the C fragment of an mma per eight rows.
+struct Sums {
+  float v[N_TILES][4];
+};
+
+constexpr int TILES = 8, SPAN = TILES * CONSUMERS;  // a warp's eight tiles of a stage of 64
+constexpr int X_STAGES = HIDDEN_TILES / SPAN, O_STAGES = Q_WIDTH / 16 / SPAN;
+constexpr int EXPERT_TILES =  // a warp's tiles of an expert in DOWN
+    EXPERT_WIDTH < 16 * CONSUMERS ? 1 : EXPERT_WIDTH / 16 / CONSUMERS;
+// Is the geometry such that stages and blocks meet, as in North Mini Code? Then each warp has the
+// same number of tiles in each stage, known when this is compiled.
+constexpr bool STAGES_FIT = N_TILES == 1 && STAGE_TILES == SPAN && HIDDEN_TILES % SPAN == 0 &&
+                            Q_WIDTH / 16 % SPAN == 0 && X_STAGES <= 2 && O_STAGES <= 4;
+constexpr bool EXPERTS_FIT = N_TILES == 1 && EXPERT_WIDTH % (16 * CONSUMERS) == 0 &&
+                             EXPERT_WIDTH / 16 <= STAGE_TILES && EXPERT_TILES <= TILES;
+constexpr int AHEAD = 2;  // experts in DOWN whose activations are on their way
+
+// A chain whose tiles may lie across stages anywhere: small models, and more than eight rows. One
+// tile after another, and one copy of the code, so everything goes in and out by value. `wanted`,
+// bit t: this lane's row of n tile t is needed; all others are zeros.
 struct Chain {
-  float acc[4];
+  Sums sums;
   RingPosition ring;
-  int held;
+  int held, stage;
   bool stopped;
 };
-__device__ __noinline__ Chain chain_tiles(Context c, int held, int first, int k_tiles,
-                                          const uint2* b) {
+__device__ __noinline__ Chain chain_anywhere(Context c, int held, int first, int k_tiles,
+                                             const uint2* b, int tile_rows, uint32_t wanted) {
   Reader reader{c, held};
-  float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-  const bool active = c.group < c.p.rows;
-  b += c.lane;
-  // Eight tiles of this warp span up to 64 tiles of the run. Where those lie in one stage, all
-  // loads go out before the first product: activations may come from L2, a microsecond away.
-  constexpr int BATCH = 8, SPAN = BATCH * CONSUMERS;
-#pragma unroll 1
-  for (int at = c.warp; at < k_tiles; at += SPAN) {
-    const int end = at + SPAN < k_tiles ? at + SPAN : k_tiles;
-    if ((first + at) / STAGE_TILES == (first + end - 1) / STAGE_TILES) {
-      uint2 x[BATCH];
-#pragma unroll
-      for (int i = 0; i < BATCH; i++) {
-        x[i] = uint2{0u, 0u};
-        if (active && at + i * CONSUMERS < end) x[i] = b[(at + i * CONSUMERS) * LANES];
-      }
-      const uint4* tiles = reader.tile(first + at);
-#pragma unroll
-      for (int i = 0; i < BATCH; i++)
-        if (at + i * CONSUMERS < end) ptx::mma_m16n8k16(acc, tiles[i * CONSUMERS * LANES], x[i]);
-    } else {
-#pragma unroll 1
-      for (int kt = at; kt < end; kt += CONSUMERS) {
-        uint2 x = {0u, 0u};
-        if (active) x = b[kt * LANES];
-        ptx::mma_m16n8k16(acc, *reader.tile(first + kt), x);
-      }
+  Sums sums = {};
+  ROLL for (int kt = c.warp; kt < k_tiles; kt += CONSUMERS) {
+    const uint4 a = *reader.tile(first + kt);
+    UNROLL for (int t = 0; t < N_TILES; t++) {
+      uint2 x = {0u, 0u};
+      if (wanted >> t & 1) x = b[kt * tile_rows * 4 + t * LANES + c.lane];
+      ptx::mma_m16n8k16(sums.v[t], a, x);
     }
   }
-  reader.pass(first + k_tiles);
-  return Chain{{acc[0], acc[1], acc[2], acc[3]}, c.ring, reader.held, c.stopped};
+  reader.tile(first + k_tiles - 1);  // pass all stages, also without a tile in them
+  return Chain{sums, c.ring, reader.held, c.stage, c.stopped};
 }
-__device__ __forceinline__ Chain chain(Context& c, Reader& reader, int first, int k_tiles,
-                                       const uint2* b) {
-  const Chain done = chain_tiles(c, reader.held, first, k_tiles, b);
+__device__ __forceinline__ Sums chain(Context& c, Reader& reader, int first, int k_tiles,
+                                      const uint2* b, int tile_rows, uint32_t wanted) {
+  const Chain done = chain_anywhere(c, reader.held, first, k_tiles, b, tile_rows, wanted);
   c.ring = done.ring;
   c.stopped = done.stopped;
+  c.stage = done.stage;
   reader.held = done.held;
-  return done;
+  return done.sums;
 }
 
-// Show this warp's 16 x 8 sums to the other warps; after it, `total` adds the eight of one element.
-__device__ __forceinline__ void exchange(Context& c, const float (&acc)[4]) {
+// Rows of this lane's columns that take part; with an expert, those that chose it.
+__device__ __forceinline__ uint32_t wanted_rows(const Context& c, const float* score) {
+  uint32_t wanted = 0;
+  UNROLL for (int t = 0; t < N_TILES; t++) {
+    const int row = t * COLUMNS + c.group;
+    if (row < c.p.rows && (score == nullptr || score[row] != 0.0f)) wanted |= 1u << t;
+  }
+  return wanted;
+}
+
+// N tiles of this warp, eight tiles apart, in the stage that the consumers are at: chained in
+// ascending order. All loads go out before the first product.
+template <int N>
+__device__ __forceinline__ void chain_stage(Context& c, float (&acc)[4], const uint2 (&x)[N]) {
+  wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
+  if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
+  const uint4* tiles = (const uint4*)c.s.ring[c.ring.slot] + c.thread;
+  uint4 a[N];
+  UNROLL for (int i = 0; i < N; i++) a[i] = tiles[i * CONSUMERS * LANES];
+  UNROLL for (int i = 0; i < N; i++) ptx::mma_m16n8k16(acc, a[i], x[i]);
+  leave_stage(c);
+}
+
+// The activations of a whole product in registers: loaded once, used for every block.
+template <int N_STAGES>
+struct Resident {
+  uint2 x[N_STAGES][TILES];
+  // `tile_rows`: rows that a tile of `b` has places for.
+  __device__ __forceinline__ void load(const Context& c, const uint2* b, int tile_rows) {
+    const bool active = c.group < c.p.rows;
+    UNROLL for (int stage = 0; stage < N_STAGES; stage++) UNROLL for (int i = 0; i < TILES; i++) {
+      x[stage][i] = uint2{0u, 0u};
+      if (active)
+        x[stage][i] = b[((stage * TILES + i) * CONSUMERS + c.warp) * tile_rows * 4 + c.lane];
+    }
+  }
+  __device__ __forceinline__ Sums multiply(Context& c) const {
+    Sums sums = {};
+    UNROLL for (int stage = 0; stage < N_STAGES; stage++) chain_stage(c, sums.v[0], x[stage]);
+    return sums;
+  }
+};
+
+// acc += score * part for the rows that chose the expert.
+__device__ __forceinline__ void add_expert(const Context& c, Sums& sums, const Sums& part,
+                                           const float* score) {
+  UNROLL for (int t = 0; t < N_TILES; t++) UNROLL for (int i = 0; i < 2; i++) {
+    const float s = score[t * COLUMNS + 2 * c.quad + i];
+    if (s == 0.0f) continue;
+    sums.v[t][i] = sums.v[t][i] + s * part.v[t][i];
+    sums.v[t][i + 2] = sums.v[t][i + 2] + s * part.v[t][i + 2];
+  }
+}
+
+// This warp's sums of DOWN for one block: one part per active expert, each a run of its own. Each
+// expert's h comes from L2, a microsecond away, so those of AHEAD experts are always on their way.
+__device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
+  const Route& route = c.s.route;
+  const int n_active = route.n_active;
+  const uint2* h = (const uint2*)c.p.h;
+  Sums sums = {};
+  if constexpr (EXPERTS_FIT) {
+    if (k_tiles == EXPERT_TILES * CONSUMERS) {
+      uint2 ahead[AHEAD][EXPERT_TILES];
+      auto fetch = [&](uint2(&x)[EXPERT_TILES], int active) {
+        const bool wanted = active < n_active && c.group < c.p.rows &&
+                            route.score[route.expert[active]][c.group] != 0.0f;
+        const uint2* from = h + active * (EXPERT_TILES * CONSUMERS * LANES) + c.thread;
+        UNROLL for (int i = 0; i < EXPERT_TILES; i++) {
+          x[i] = uint2{0u, 0u};
+          if (wanted) x[i] = from[i * CONSUMERS * LANES];
+        }
+      };
+      UNROLL for (int j = 0; j < AHEAD; j++) fetch(ahead[j], j);
+      ROLL for (int base = 0; base < n_active; base += AHEAD)
+          UNROLL for (int j = 0; j < AHEAD; j++) {
+        if (base + j >= n_active) break;
+        Sums part = {};
+        chain_stage(c, part.v[0], ahead[j]);
+        add_expert(c, sums, part, route.score[route.expert[base + j]]);
+        fetch(ahead[j], base + j + AHEAD);
+      }
+      return sums;
+    }
+  }
+  ROLL for (int active = 0; active < n_active; active++) {
+    const float* score = route.score[route.expert[active]];
+    Reader reader{c};
+    const Sums part =
+        chain(c, reader, 0, k_tiles, h + (long long)active * k_tiles * N_TILES * LANES, ROWS,
+              wanted_rows(c, score));
+    reader.close();
+    add_expert(c, sums, part, score);
+  }
+  return sums;
+}
+
+// Show this warp's sums to the other warps; after it, `total` adds the eight of one element.
+__device__ __forceinline__ void exchange(Context& c, const Sums& sums) {
   c.buffer ^= 1;  // readers of the last block may still be in the other buffer
   float* at = c.s.partial[c.buffer][c.warp];
-  at[c.group * ROWS + 2 * c.quad] = acc[0];
-  at[c.group * ROWS + 2 * c.quad + 1] = acc[1];
-  at[(c.group + 8) * ROWS + 2 * c.quad] = acc[2];
-  at[(c.group + 8) * ROWS + 2 * c.quad + 1] = acc[3];
+  UNROLL for (int t = 0; t < N_TILES; t++) UNROLL for (int i = 0; i < 4; i++)
+      at[(c.group + i / 2 * 8) * ROWS + t * COLUMNS + 2 * c.quad + i % 2] = sums.v[t][i];
   consumers_sync();  // writers above, readers in `total`
 }
-__device__ __forceinline__ float total(const Context& c, int row, int column) {
-  float sum = c.s.partial[c.buffer][0][row * ROWS + column];
-  for (int w = 1; w < CONSUMERS; w++) sum = sum + c.s.partial[c.buffer][w][row * ROWS + column];
+__device__ __forceinline__ float total(const Shared& s, int buffer, int r, int row) {
+  float sum = s.partial[buffer][0][r * ROWS + row];
+  UNROLL for (int w = 1; w < CONSUMERS; w++) sum = sum + s.partial[buffer][w][r * ROWS + row];
   return sum;
 }
 
-// `n_blocks` row blocks of one contiguous run of weights; `finish(block)` turns the sums into
-// outputs.
-template <class Finish>
-__device__ __forceinline__ void project(Context& c, int n_blocks, int k_tiles, const uint2* b,
-                                        Finish finish) {
-  Reader reader{c};
-#pragma unroll 1
-  for (int block = 0; block < n_blocks; block++) {
-    exchange(c, chain(c, reader, block * k_tiles, k_tiles, b).acc);
-    finish(block);
-  }
-  reader.close();
+__device__ __forceinline__ void fetch_gamma(Context& c, int layer) {
+  const uint2* gamma = (const uint2*)(c.p.gammas + (long long)layer * HIDDEN);
+  UNROLL for (int i = 0; i < GAMMAS; i++) if (c.thread + i * CONSUMERS * 32 < HIDDEN / 4)
+      c.gamma[i] = gamma[c.thread + i * CONSUMERS * 32];
 }
 
 // RMSNorm of x with the layer's gamma, into shared memory in B order. Every SM does it for itself:
-// reading 8 KB per row from L2 is cheaper than a hop between SMs.
-__device__ __noinline__ void load_normed(const Params& p, Shared& s, int thread, int layer) {
-  const float* x = p.x + (long long)(layer & 1) * ROWS * HIDDEN;
-  const uint16_t* gamma = p.gammas + (long long)layer * HIDDEN;
-#pragma unroll 1
-  for (int row = 0; row < p.rows; row++) {
-    float sum = 0.0f;
-    for (int i = thread; i < HIDDEN; i += CONSUMERS * 32)
-      sum = sum + x[row * HIDDEN + i] * x[row * HIDDEN + i];
-    for (int m = 16; m > 0; m >>= 1) sum = sum + __shfl_xor_sync(ALL, sum, m);
-    if (thread % 32 == 0) s.squares[row][thread / 32] = sum;
-  }
-  consumers_sync();  // sums of all warps
-#pragma unroll 1
-  for (int row = 0; row < p.rows; row++) {
-    float sum = s.squares[row][0];
-    for (int w = 1; w < CONSUMERS; w++) sum = sum + s.squares[row][w];
-    const float r = 1.0f / sqrtf(sum / (float)HIDDEN + RMS_EPS);
-    uint16_t* out = (uint16_t*)s.activation;
-    for (int i = thread; i < HIDDEN; i += CONSUMERS * 32)
-      out[((i >> 4) * ROWS + row) * 16 + b_order(i & 15)] =
-          float_to_bf16((x[row * HIDDEN + i] * r) * bf16_to_float(gamma[i]));
+// reading 8 KB per row from L2 is cheaper than a hop between SMs. Four rows at a time are on their
+// way from L2.
+__device__ __forceinline__ void load_normed(Context& c, int layer) {
+  constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS, SIDE = 4;
+  const float4* x = (const float4*)(c.p.x + (long long)(layer & 1) * ROWS * HIDDEN);
+  ROLL for (int base = 0; base < c.p.rows; base += SIDE) {
+    float4 v[SIDE][PER];
+    UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
+      v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+      if (base + j < c.p.rows && c.thread + i * EACH < QUADS)
+        v[j][i] = x[(base + j) * QUADS + c.thread + i * EACH];
+    }
+    float sum[SIDE];
+    UNROLL for (int j = 0; j < SIDE; j++) {
+      sum[j] = 0.0f;
+      UNROLL for (int i = 0; i < PER; i++) {
+        sum[j] = sum[j] + v[j][i].x * v[j][i].x;
+        sum[j] = sum[j] + v[j][i].y * v[j][i].y;
+        sum[j] = sum[j] + v[j][i].z * v[j][i].z;
+        sum[j] = sum[j] + v[j][i].w * v[j][i].w;
+      }
+    }
+    ROLL for (int m = 16; m > 0; m >>= 1) UNROLL for (int j = 0; j < SIDE; j++) sum[j] =
+        sum[j] + __shfl_xor_sync(ALL, sum[j], m);
+    UNROLL for (int j = 0; j < SIDE; j++) if (c.lane == 0 && base + j < c.p.rows)
+        c.s.squares[base + j][c.warp] = sum[j];
+    consumers_sync();    // sums of all warps
+    float scale = 0.0f;  // lane j: of row base + j
+    if (c.lane < SIDE && base + c.lane < c.p.rows) {
+      const float* squares = c.s.squares[base + c.lane];
+      float sum = squares[0];
+      for (int w = 1; w < CONSUMERS; w++) sum = sum + squares[w];
+      scale = divide(1.0f, sqrtf(divide(sum, (float)HIDDEN) + RMS_EPS));
+    }
+    UNROLL for (int j = 0; j < SIDE; j++) {
+      const float r = __shfl_sync(ALL, scale, j);
+      if (base + j >= c.p.rows) break;
+      UNROLL for (int i = 0; i < PER; i++) {
+        const int k = (c.thread + i * EACH) * 4;
+        if (k >= HIDDEN) continue;
+        uint32_t* out = (uint32_t*)c.s.activation + ((k >> 4) * ROWS + base + j) * 8;
+        out[b_order(k & 15) / 2] =
+            pack_bf16((v[j][i].x * r) * bf16_to_float((uint16_t)c.gamma[i].x),
+                      (v[j][i].y * r) * bf16_to_float((uint16_t)(c.gamma[i].x >> 16)));
+        out[b_order((k & 15) + 2) / 2] =
+            pack_bf16((v[j][i].z * r) * bf16_to_float((uint16_t)c.gamma[i].y),
+                      (v[j][i].w * r) * bf16_to_float((uint16_t)(c.gamma[i].y >> 16)));
+      }
+    }
   }
   consumers_sync();  // activations of all threads
 }
 
-// x does not change within a layer: its second product finds the activations in place.
-__device__ __forceinline__ void need_normed(Context& c, int layer) {
-  if (c.normed == layer) return;
-  load_normed(c.p, c.s, c.thread, layer);
-  c.normed = layer;
+// What one thread does with the sum of output `r` of a block of a product of x, for one row. `out`
+// is the output's number among all of the operator, `h` where an expert's activations go.
+__device__ __forceinline__ void finish(const Context& c, const Task& task, int out, int r, int row,
+                                       uint16_t* h, Best& best) {
+  float v = total(c.s, c.buffer, r, row);
+  switch (task.op) {
+    case OP_ROUTER:
+      if (out < N_EXPERTS) c.p.router_logits[row * N_EXPERTS + out] = v;
+      break;
+    case OP_QKV: {  // q in the B order of the attention products; k and v as plain vectors
+      const int dim = out % HEAD_DIM;
+      if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
+        const float other = total(c.s, c.buffer, r ^ 1, row);  // of the pair (2i, 2i + 1)
+        const float* angle =                                   // cos, sin
+            c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM + dim / 2 * 2;
+        v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
+      }
+      if (out < Q_WIDTH) {
+        const int head = out / HEAD_DIM;
+        const int tile = (row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
+        c.p.q[(tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16)] = float_to_bf16(v);
+      } else if (out < Q_WIDTH + KV_WIDTH) {
+        c.p.k_new[row * KV_WIDTH + out - Q_WIDTH] = float_to_bf16(v);
+      } else {
+        c.p.v_new[row * KV_WIDTH + out - Q_WIDTH - KV_WIDTH] = float_to_bf16(v);
+      }
+      break;
+    }
+    case OP_GATE_UP: {  // h = silu(gate) * up; gate in rows 0-7 of the block, up in rows 8-15
+      const float up = total(c.s, c.buffer, r + 8, row);
+      h[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] =
+          float_to_bf16((v / (1.0f + exp_(-v))) * up);
+      break;
+    }
+    case OP_HEAD: {
+      if (out >= VOCAB) break;
+      v = v * LOGIT_SCALE;
+      c.p.logits[(long long)row * VOCAB + out] = v;
+      if (!(fabsf(v) <= 3.402823466e38f)) report(c.p, Place{NOT_FINITE, c.task, row}, out, 0);
+      if (c.s.temperatures[row] > 0.0f)
+        v = divide(v, c.s.temperatures[row]) +
+            gumbel(out, c.s.positions[row] + c.step, c.p.seeds[2 * row], c.p.seeds[2 * row + 1]);
+      best.offer(v, out);
+    }
+  }
 }
 
-// ---- 9 the ten tasks ---------------------------------------------------------------------------
+// Which element of a block of `n` outputs a thread finishes rotates from block to block, so that no
+// warp is always late.
+constexpr int EACH = (16 * ROWS + CONSUMERS * 32 - 1) / (CONSUMERS * 32);  // outputs of one thread
+__device__ __forceinline__ int element(const Context& c, int i, int block, int n) {
+  return (c.thread + i * CONSUMERS * 32 - block * n * ROWS) & (EACH * CONSUMERS * 32 - 1);
+}
+// The residual stream before this block's outputs are added: read early, the sum is far from done.
+__device__ __forceinline__ void load_before(const Context& c, const float* from, int block,
+                                            int first_out, float (&before)[EACH]) {
+  UNROLL for (int i = 0; i < EACH; i++) {
+    const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
+    before[i] = 0.0f;
+    if (r < 16 && row < c.p.rows) before[i] = from[row * HIDDEN + first_out + r];
+  }
+}
+__device__ __forceinline__ void store_after(Context& c, const Sums& sums, float* to, int block,
+                                            int first_out, const float (&before)[EACH]) {
+  exchange(c, sums);
+  UNROLL for (int i = 0; i < EACH; i++) {
+    const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
+    if (r < 16 && row < c.p.rows)
+      to[row * HIDDEN + first_out + r] = before[i] + total(c.s, c.buffer, r, row);
+  }
+}
+
+// ROUTER, QKV, GATE_UP and HEAD: products of the normed x.
+__device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best& best) {
+  // x does not change within a layer: its second product finds the activations in place.
+  if (c.normed != task.layer) {
+    load_normed(c, task.layer);
+    c.normed = task.layer;
+  }
+  const bool gate_up = task.op == OP_GATE_UP;
+  const int n = gate_up ? 8 : 16;  // outputs of one block
+  int unit = 0, end = task.count;
+  if (gate_up) gate_up_share(task, c.s.route.n_active, unit, end);
+  Resident<STAGES_FIT ? X_STAGES : 1> x;
+  if constexpr (STAGES_FIT) x.load(c, c.s.activation, ROWS);
+  Reader reader{c};
+  ROLL while (unit < end) {
+    // A run of blocks: all of them, or those of one expert.
+    Segment run = {0, task.first, end};
+    if (gate_up) run = segment(task.blocks, unit, end);
+    uint16_t* h = c.p.h + (long long)run.active * task.blocks * 8 * ROWS;
+    ROLL for (int block = 0; block < run.count; block++) {
+      Sums sums;
+      if constexpr (STAGES_FIT)
+        sums = x.multiply(c);
+      else
+        sums = chain(c, reader, block * task.k_tiles, task.k_tiles, c.s.activation, ROWS,
+                     wanted_rows(c, nullptr));
+      exchange(c, sums);
+      UNROLL for (int i = 0; i < EACH; i++) {
+        const int at = element(c, i, block, n), r = at / ROWS, row = at % ROWS;
+        if (r < n && row < c.p.rows)
+          finish(c, task, (run.granule + block) * n + r, r, row, h, best);
+      }
+    }
+    reader.close();
+    unit += run.count;
+  }
+}
+
+// x_mid <- x + output projection, for the rows that this SM owns.
+__device__ __forceinline__ void o_proj(Context& c, const Task& task) {
+  const float* x = c.p.x + (long long)(task.layer & 1) * ROWS * HIDDEN;
+  float before[EACH];
+  Resident<STAGES_FIT ? O_STAGES : 1> attn;
+  if constexpr (STAGES_FIT) attn.load(c, (const uint2*)c.p.attn, ROWS);
+  Reader reader{c};
+  ROLL for (int block = 0; block < task.count; block++) {
+    const int first_out = (task.first + block) * 16;
+    load_before(c, x, block, first_out, before);
+    Sums sums;
+    if constexpr (STAGES_FIT)
+      sums = attn.multiply(c);
+    else
+      sums = chain(c, reader, block * task.k_tiles, task.k_tiles, (const uint2*)c.p.attn, ROWS,
+                   wanted_rows(c, nullptr));
+    store_after(c, sums, c.p.x_mid, block, first_out, before);
+  }
+  reader.close();
+}
+
+// x of the next layer <- x_mid + experts. This SM owns the same rows as in `o_proj`: attention and
+// all experts add up here.
+__device__ __forceinline__ void down(Context& c, const Task& task) {
+  float* x_next = c.p.x + (long long)((task.layer + 1) & 1) * ROWS * HIDDEN;
+  float before[EACH];
+  ROLL for (int block = 0; block < task.count; block++) {
+    const int first_out = (task.first + block) * 16;
+    load_before(c, c.p.x_mid, block, first_out, before);
+    const Sums sums = multiply_experts(c, task.k_tiles);
+    store_after(c, sums, x_next, block, first_out, before);
+  }
+}
+
+__device__ __forceinline__ void product(Context& c, const Task& task) {
+  Best best = {negative_infinity(), 0x7fffffff};
+  if (task.op == OP_O_PROJ) return o_proj(c, task);
+  if (task.op == OP_DOWN) return down(c, task);
+  product_of_x(c, task, best);
+  if (task.op != OP_HEAD) return;
+  // The best token of this task's vocabulary rows: lanes of a warp, then warps.
+  best = best_of_lanes(best, ROWS);
+  if (c.lane < ROWS) c.s.best[c.warp][c.lane] = best;
+  if (task.index == 0 && c.thread == 0) c.p.control[0] = ptx::ld_relaxed_host(c.p.progress + 1);
+  consumers_sync();  // candidates of the eight warps
+  if (c.thread < c.p.rows) {
+    ROLL for (int w = 0; w < CONSUMERS; w++)
+        best.offer(c.s.best[w][c.thread].value, c.s.best[w][c.thread].token);
+    c.p.best_values[task.index * ROWS + c.thread] = best.value;
+    c.p.best_tokens[task.index * ROWS + c.thread] = best.token;
+  }
+}
+
+// ---- 9 attention -------------------------------------------------------------------------------
+// A chunk of 128 keys of one KV head: a warp scores 16 keys against the query heads of the group,
+// then sums the values of 16 dimensions over all keys.
+
+// Keys and values of this step are not in their page yet when the loader copies it. `earlier` rows
+// directly before a row belong to the same sequence: their keys are not there either.
+struct NewKeys {
+  int first;   // absolute position of the first key that comes from k_new
+  int row_of;  // row of the key at position p is p - row_of
+};
+
+// A tile of values, rows are dimensions: this lane's keys are `key` (absolute), + 1, + 8, + 9.
+// Values that the row does not see, after its token or before its window, become zeros: their
+// weight is 0, but 0 times the NaN of a page used before is NaN.
+__device__ __noinline__ uint4 patch_tile(uint4 a, int key, KeyRange range, NewKeys fresh,
+                                         const uint16_t* v_new) {
+  uint32_t words[4] = {a.x, a.y, a.z, a.w};  // dimensions g, g + 8 of keys 0, 1; then of 8, 9
+  uint16_t value[4][2];
+  UNROLL for (int i = 0; i < 8; i++) {  // all loads first
+    const int k = key + i / 4 * 8 + i % 2, dim = i / 2 % 2 * 8;
+    value[i / 2][i % 2] = 0;
+    if (k >= fresh.first && k <= range.last)
+      value[i / 2][i % 2] = v_new[(k - fresh.row_of) * KV_WIDTH + dim];
+    else if (k >= range.first && k <= range.last)
+      value[i / 2][i % 2] = (uint16_t)(words[i / 2] >> (i % 2 * 16));
+  }
+  UNROLL for (int i = 0; i < 4; i++) words[i] = value[i][0] | (uint32_t)value[i][1] << 16;
+  return uint4{words[0], words[1], words[2], words[3]};
+}
+
+__device__ __forceinline__ void attention(Context& c, const Task& task) {
+  uint2 q[DIM_TILES];
+  const int rows = (int)c.p.rows;
+  int i = task.first;
+  AttentionItem item = attention_item(c.s, rows, c.step, task.window, i);
+  auto load_q = [&] {
+    const uint2* from =
+        (const uint2*)c.p.q + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
+    UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
+      q[dt] = uint2{0u, 0u};
+      if (c.group < GROUP && item.row >= 0) q[dt] = from[dt * LANES];
+    }
+  };
+  load_q();
+  ROLL while (item.row >= 0) {
+    const AttentionItem now = item;
+    const KeyRange range = now.range;
+    const int chunk_key = (range.chunk + now.chunk) * CHUNK;  // absolute
+    const NewKeys fresh = {range.last - c.s.earlier[now.row], range.last - now.row};
+    const bool has_fresh = chunk_key + CHUNK > fresh.first;
+    const int first = now.first_page - chunk_key / PAGE, last = now.last_page - chunk_key / PAGE;
+
+    // All stages of the chunk, or of its keys. They are let go of together.
+    const int n_stages = (last - first + 1) * RUN_STAGES;
+    auto wait_stages = [&] {
+      RingPosition at = c.ring;
+      ROLL for (int k = 0; k < n_stages; k++, at.advance()) {
+        wait_barrier(c, &c.s.full[at.slot], at.phase, WAIT_FULL, at.slot);
+        if (TRACE && c.thread == 0) stamp_stage(c, c.stage + k, 2);
+      }
+    };
+    wait_stages();
+    auto tile = [&](int page, int t) {  // this lane's 16 bytes of tile t of page 0 or 1
+      int slot = c.ring.slot + (page - first) * RUN_STAGES + t / STAGE_TILES;
+      if (slot >= RING_STAGES) slot -= RING_STAGES;
+      return (const uint4*)c.s.ring[slot] + t % STAGE_TILES * LANES + c.lane;
+    };
+
+    // Scores of this warp's 16 keys: rows are keys, columns are heads.
+    const int page = c.warp / KEY_TILES, key = chunk_key + c.warp * 16 + c.group;
+    float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    if (page >= first && page <= last) {
+      const uint4* tiles = tile(page, c.warp % KEY_TILES * DIM_TILES);
+      const uint32_t* k_new = (const uint32_t*)(c.p.k_new + now.head * HEAD_DIM) + c.quad;
+      const bool fresh0 = has_fresh && key >= fresh.first && key <= range.last;
+      const bool fresh1 = has_fresh && key + 8 >= fresh.first && key + 8 <= range.last;
+      const uint32_t* k0 = k_new + (key - fresh.row_of) * (KV_WIDTH / 2);
+      const uint32_t* k1 = k0 + 8 * (KV_WIDTH / 2);
+      UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
+        uint4 a = tiles[dt * LANES];
+        if (fresh0) {
+          a.x = k0[dt * 8];
+          a.z = k0[dt * 8 + 4];
+        }
+        if (fresh1) {
+          a.y = k1[dt * 8];
+          a.w = k1[dt * 8 + 4];
+        }
+        ptx::mma_m16n8k16(s, a, q[dt]);
+      }
+    }
+    if (KEYS_FIRST) {
+      ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
+    }
+    // The next item's queries, while this one's arithmetic goes on.
+    i += task.count;
+    item = attention_item(c.s, rows, c.step, task.window, i);
+    load_q();
+
+    const bool pages = page >= first && page <= last;
+    UNROLL for (int e = 0; e < 4; e++) {
+      const int k = key + e / 2 * 8;
+      s[e] =
+          pages && k >= range.first && k <= range.last ? s[e] * SCORE_SCALE : negative_infinity();
+    }
+    float top[2] = {fmaxf(s[0], s[2]), fmaxf(s[1], s[3])};  // heads 2 quad, 2 quad + 1
+    UNROLL for (int x = 4; x < 32; x <<= 1) UNROLL for (int e = 0; e < 2; e++) top[e] =
+        fmaxf(top[e], __shfl_xor_sync(ALL, top[e], x));
+    if (c.group == 0) {
+      c.s.tops[c.warp][2 * c.quad] = top[0];
+      c.s.tops[c.warp][2 * c.quad + 1] = top[1];
+    }
+    consumers_sync();  // maxima of all key tiles; the last chunk's weights have been read
+    UNROLL for (int w = 0; w < CONSUMERS; w++) UNROLL for (int e = 0; e < 2; e++) top[e] =
+        fmaxf(top[e], c.s.tops[w][2 * c.quad + e]);
+    uint16_t* weight = (uint16_t*)c.s.weight[c.warp];
+    float sum[2];
+    UNROLL for (int e = 0; e < 2; e++) {
+      const uint16_t w0 = float_to_bf16(exp2_(s[e] - top[e]));
+      const uint16_t w1 = float_to_bf16(exp2_(s[e + 2] - top[e]));
+      weight[(2 * c.quad + e) * 16 + b_order(c.group)] = w0;
+      weight[(2 * c.quad + e) * 16 + b_order(c.group + 8)] = w1;
+      sum[e] = bf16_to_float(w0) + bf16_to_float(w1);
+      UNROLL for (int x = 4; x < 32; x <<= 1) sum[e] = sum[e] + __shfl_xor_sync(ALL, sum[e], x);
+    }
+    if (c.group == 0) {
+      c.s.sums[c.warp][2 * c.quad] = sum[0];
+      c.s.sums[c.warp][2 * c.quad + 1] = sum[1];
+    }
+    if (KEYS_FIRST) wait_stages();
+    consumers_sync();  // weights of all keys
+
+    // Values: rows are this warp's 16 dimensions, columns are heads.
+    const int part =
+        ((now.row * N_KV_HEADS + now.head) * (int)c.p.max_chunks + now.chunk) * COLUMNS;
+    if (c.warp < DIM_TILES) {
+      float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+      const bool patch = has_fresh || chunk_key < range.first;
+      const uint16_t* v_new = c.p.v_new + now.head * HEAD_DIM + c.warp * 16 + c.group;
+      ROLL for (int p = first; p <= last; p++) {
+        const uint4* tiles = tile(p, (KEYS_FIRST ? c.warp : DIM_TILES + c.warp) * KEY_TILES);
+        const uint2* weights = c.s.weight[p * KEY_TILES] + c.lane;
+        uint4 a[KEY_TILES];
+        UNROLL for (int j = 0; j < KEY_TILES; j++) a[j] = tiles[j * LANES];
+        if (patch) {
+          UNROLL for (int j = 0; j < KEY_TILES; j++) {
+            const int k = chunk_key + p * PAGE + j * 16;
+            if (k >= range.first && k + 15 < fresh.first) continue;  // nothing to do in this tile
+            a[j] = patch_tile(a[j], k + 2 * c.quad, range, fresh, v_new);
+          }
+        }
+        UNROLL for (int j = 0; j < KEY_TILES; j++) ptx::mma_m16n8k16(o, a[j], weights[j * LANES]);
+      }
+      // The chunk's result: output before division, maximum and sum.
+      UNROLL for (int e = 0; e < 4; e++) {
+        const int head = 2 * c.quad + e % 2, dim = c.warp * 16 + c.group + e / 2 * 8;
+        if (head < GROUP) c.p.part_o[(long long)(part + head) * HEAD_DIM + dim] = o[e];
+      }
+    }
+    if (c.warp == 0 && c.group == 0) UNROLL for (int e = 0; e < 2; e++) {
+        const int head = 2 * c.quad + e;
+        float l = c.s.sums[0][head];
+        UNROLL for (int w = 1; w < CONSUMERS; w++) l = l + c.s.sums[w][head];
+        if (head < GROUP) ((float2*)c.p.part_ml)[part + head] = float2{top[e], l};
+      }
+    ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
+  }
+}
+
+// This step's keys and values into their pages. Nobody copies a page now: all attention of the
+// layer is over, and the next step's comes after this task.
+__device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int kind, int step) {
+  const Shared& s = *(Shared*)ptx::shared_memory();
+  const Params& p = s.params;
+  const int n_units = (int)p.rows * N_KV_HEADS;
+  ROLL for (int unit = count - 1 - first; unit < n_units; unit += count) {
+    const int row = unit / N_KV_HEADS, head = unit % N_KV_HEADS;
+    const int position = s.positions[row] + step, key = position % PAGE;
+    uint16_t* tiles =
+        (uint16_t*)p.kv + page_tile(p, kv_tiles, kind, row, head, position / PAGE) * 256;
+    const int at = row * KV_WIDTH + head * HEAD_DIM;
+    UNROLL for (int dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) {
+      tiles[(key / 16 * DIM_TILES + dim / 16) * 256 + a_order(key % 16, dim % 16)] =
+          p.k_new[at + dim];
+      tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 +
+            a_order(dim % 16, key % 16)] = p.v_new[at + dim];
+    }
+    ptx::fence_copies();
+  }
+}
+
+// Attention output from the results of the chunks; in B order for the output projection. A unit is
+// 32 outputs of one head of one row, one per lane. The sum is eight sums, over chunks w, w + 8, ...
+// in ascending order, which are then added. With few rows the consumers do it, a warp per sum,
+// because everybody waits for it; else one warp beside them, which has more time. Both give the
+// same bits. L2 is a microsecond away: what is needed is asked for at once.
+struct MergeUnit {
+  int row, out, n_chunks;  // this lane's output
+  const float2* ml;        // maximum and sum of chunk 0
+  const float* values;     // and its output
+};
+__device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
+  const Shared& s = *(Shared*)ptx::shared_memory();
+  MergeUnit u;
+  u.row = unit / (Q_WIDTH / 32);
+  u.out = unit % (Q_WIDTH / 32) * 32 + threadIdx.x % 32;
+  u.n_chunks = key_range(s.positions[u.row] + step, window).n_chunks;
+  const int head = u.out / HEAD_DIM;
+  const int part = (u.row * N_KV_HEADS + head / GROUP) * (int)s.params.max_chunks * COLUMNS;
+  u.ml = (const float2*)s.params.part_ml + part + head % GROUP;
+  u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
+  return u;
+}
+__device__ __noinline__ float largest(const float2* ml, int n_chunks) {
+  float m = negative_infinity();
+#pragma unroll 2
+  for (int k = threadIdx.x % 32; k < n_chunks; k += 32) m = fmaxf(m, ml[k * COLUMNS].x);
+  ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+  return m;
+}
+
+__device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
+  constexpr int SIDE = 8;
+  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
+  ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
+    const MergeUnit u = merge_unit(unit, task.window, c.step);
+    float2 own = {negative_infinity(), 0.0f};  // of this warp's chunk number `lane`, of 32
+    float v[SIDE];
+    auto load = [&](int first) {
+      UNROLL for (int i = 0; i < SIDE; i++) {
+        const int chunk = c.warp + (first + i) * CONSUMERS;
+        v[i] = 0.0f;
+        if (chunk < u.n_chunks) v[i] = u.values[(long long)chunk * COLUMNS * HEAD_DIM];
+      }
+      const int chunk = c.warp + (first + c.lane) * CONSUMERS;
+      if (first % 32 == 0) own = float2{negative_infinity(), 0.0f};
+      if (first % 32 == 0 && chunk < u.n_chunks) own = u.ml[chunk * COLUMNS];
+    };
+    load(0);
+    const float m = largest(u.ml, u.n_chunks);
+    float l = 0.0f, o = 0.0f;
+    ROLL for (int k = 0; c.warp + k * CONSUMERS < u.n_chunks; k += SIDE) {
+      const float weight = exp2_(own.x - m), weighted = own.y * weight;
+      UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last chunk weight and addend are 0
+        l = l + __shfl_sync(ALL, weighted, k % 32 + i);
+        o = o + v[i] * __shfl_sync(ALL, weight, k % 32 + i);
+      }
+      load(k + SIDE);
+    }
+    c.buffer ^= 1;
+    float (*sums)[16 * ROWS] = c.s.partial[c.buffer];
+    sums[c.warp][c.lane] = o;
+    if (c.lane == 0) sums[c.warp][32] = l;
+    consumers_sync();  // sums of all warps
+    if (c.warp > 0) continue;
+    o = sums[0][c.lane];
+    l = sums[0][32];
+    UNROLL for (int w = 1; w < CONSUMERS; w++) {
+      o = o + sums[w][c.lane];
+      l = l + sums[w][32];
+    }
+    c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] = float_to_bf16(o / l);
+  }
+  if (c.warp == CONSUMERS - 1)
+    append_kv(task.first, task.count, task.kv_tiles, kind_of(task), c.step);
+}
+
+__device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
+  constexpr int LISTS = 8, PANEL = 32;
+  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
+  ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
+    MergeUnit u = merge_unit(unit, task.window, c.step);
+    float list_o[LISTS] = {}, list_l = 0.0f, m = 0.0f;  // lane w has the l of list w
+    ROLL for (int base = 0; base < u.n_chunks;
+              base += PANEL, u.values += PANEL * COLUMNS * HEAD_DIM) {
+      const int left = u.n_chunks - base;
+      float2 own = {negative_infinity(), 0.0f};
+      if (c.lane < left) own = u.ml[(base + c.lane) * COLUMNS];
+      float v[PANEL];
+      UNROLL for (int i = 0; i < PANEL; i++) v[i] =
+          i < left ? u.values[i * COLUMNS * HEAD_DIM] : 0.0f;
+      if (base == 0) m = largest(u.ml, u.n_chunks);
+      const float weight = exp2_(own.x - m), weighted = own.y * weight;
+      __syncwarp();  // the last panel's weights have been read
+      c.s.merge_weight[c.lane] = weight;
+      __syncwarp();  // weights of all lanes
+                     // Beyond the last chunk weight and addend are 0.
+      UNROLL for (int i = 0; i < PANEL; i += LISTS) {
+        list_l = list_l + __shfl_sync(ALL, weighted, c.lane % LISTS + i);
+        UNROLL for (int w = 0; w < LISTS; w++) list_o[w] =
+            list_o[w] + v[i + w] * c.s.merge_weight[i + w];
+      }
+    }
+    float o = list_o[0], l = __shfl_sync(ALL, list_l, 0);
+    UNROLL for (int w = 1; w < LISTS; w++) {
+      o = o + list_o[w];
+      l = l + __shfl_sync(ALL, list_l, w);
+    }
+    c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] = float_to_bf16(divide(o, l));
+  }
+  append_kv(task.first, task.count, task.kv_tiles, kind_of(task), c.step);
+}
+
+// What one warp does beside the consumers, because it is latency and not work: finding the experts
+// of each layer as soon as the router's logits are complete, and MERGE from the wait to the signal.
+// The consumers give the place of the experts back after their last task that uses it
+// (Flag.RELEASE).
+__device__ void helper(Context& c, int begin, int end) {
+  uint32_t phase = 0;
+  ROLL for (c.step = 0; c.step < c.p.n_steps; c.step++) {
+    int routed_layer = -1;
+    Task next = c.p.tasks[begin];
+    ROLL for (c.task = begin; c.task < end; c.task++) {
+      const Task task = next;
+      if (c.task + 1 < end) next = c.p.tasks[c.task + 1];
+      const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
+      const bool dense = task.flags & FLAG_DENSE;
+      if (task.op == OP_MERGE ? consumers_merge(c.p) : !routed || task.layer == routed_layer)
+        continue;
+      if (routed) {
+        wait_barrier(c, &c.s.route_empty, phase ^ 1, WAIT_ROUTE, task.layer);
+        clear_scores(c);
+      }
+      if (TRACE && !routed && c.lane == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
+      const int counter = routed ? task.route_wait : task.wait;
+      if (c.lane == 0 && counter >= 0)
+        wait_counter(c, counter, routed ? task.route_count : task.wait_count);
+      c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
+      __syncwarp();  // lane 0's acquire now orders the inputs before every lane
+      if (c.stopped) return;
+      if (!routed) {
+        if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 1] = ptx::now_ns();
+        merge_by_helper(c, task);
+        __syncwarp();  // outputs of all lanes
+        if (c.lane == 0) {
+          if (task.signal >= 0)
+            ptx::red_release_add(c.p.counters + task.signal * COUNTER_STRIDE, 1);
+          if (TRACE) c.p.trace[(long long)c.task * 4 + 2] = ptx::now_ns();
+        }
+        continue;
+      }
+      routed_layer = task.layer;
+      if (dense) {
+        if (c.lane < ROWS) c.s.route.score[0][c.lane] = 1.0f;
+        if (c.lane == 0) {
+          c.s.route.expert[0] = 0;
+          c.s.route.n_active = 1;
+        }
+      } else {
+        find_experts(c);
+      }
+      if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
+      warp_arrive(c, &c.s.route_full);
+      phase ^= 1;
+    }
+  }
+}
+
+// ---- 10 the other tasks ------------------------------------------------------------------------
 
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
-__device__ void embed(Context& c, const Task& task) {
+__device__ __forceinline__ void embed(Context& c, const Task& task) {
   const uint16_t* tiles = (const uint16_t*)c.p.weights;
-#pragma unroll 1
-  for (int i = c.thread; i < c.p.rows * task.count * 16; i += CONSUMERS * 32) {
+  ROLL for (int i = c.thread; i < c.p.rows * task.count * 16; i += CONSUMERS * 32) {
     const int row = i / (task.count * 16), k = task.first * 16 + i % (task.count * 16);
-    const int token = c.p.tokens[row];
+    const int token = c.s.tokens[row];
     const long long tile = task.weights + (long long)(token >> 4) * HIDDEN_TILES + (k >> 4);
-    c.p.x[row * HIDDEN + k] = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
+    const float value = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
+    c.p.x[row * HIDDEN + k] = value;
   }
 }
 
-__device__ void router(Context& c, const Task& task) {
-  need_normed(c, task.layer);
-  project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
-    const int r = c.thread / ROWS, row = c.thread % ROWS, expert = (task.first + block) * 16 + r;
-    if (r < 16 && expert < N_EXPERTS && row < c.p.rows)
-      c.p.router_logits[row * N_EXPERTS + expert] = total(c, r, row);
-  });
-}
-
-// q in the B order of the attention products; k and v as plain vectors, which `append_kv` puts into
-// their page.
-__device__ void qkv(Context& c, const Task& task) {
-  need_normed(c, task.layer);
-  project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
-    const int r = c.thread / ROWS, row = c.thread % ROWS,
-              out = (task.first + block) * 16 + r;  // row of [q; k; v]
-    if (r >= 16) return;                            // whole warps
-    float v = total(c, r, row);
-    const float other = __shfl_xor_sync(ALL, v, ROWS);  // the other one of the pair (2i, 2i + 1)
-    if (row >= c.p.rows) return;
-    const int dim = out % HEAD_DIM;
-    if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
-      const float* angle =
-          c.p.rope + ((long long)c.p.positions[row] * (HEAD_DIM / 2) + dim / 2) * 2;  // cos, sin
-      v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
+// The next token of every row, and whether this was the last step. Every SM finds out for itself;
+// the first also tells the host.
+__device__ __forceinline__ bool sample(Context& c, const Task& task) {
+  ROLL for (int row = c.warp; row < c.p.rows; row += CONSUMERS) {
+    Best best = {negative_infinity(), 0x7fffffff};
+    ROLL for (int i = c.lane; i < task.index; i += 32)
+        best.offer(c.p.best_values[i * ROWS + row], c.p.best_tokens[i * ROWS + row]);
+    best = best_of_lanes(best, 1);
+    const bool stops = c.lane < STOP_IDS && c.p.stop_ids[row * STOP_IDS + c.lane] == best.token;
+    const bool any = __ballot_sync(ALL, stops) != 0;
+    if (c.lane == 0) {
+      c.s.tokens[row] = best.token;
+      if (any) c.s.row_stopped[row] = 1;
+      if (task.first == 0) c.p.tokens_out[c.step * ROWS + row] = best.token;
     }
-    if (out < Q_WIDTH) {
-      const int head = out / HEAD_DIM;
-      const long long tile = ((long long)row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
-      c.p.q[(tile * ROWS + head % GROUP) * 16 + b_order(dim % 16)] = float_to_bf16(v);
-    } else if (out < Q_WIDTH + KV_WIDTH) {
-      c.p.k_new[row * KV_WIDTH + out - Q_WIDTH] = float_to_bf16(v);
-    } else {
-      c.p.v_new[row * KV_WIDTH + out - Q_WIDTH - KV_WIDTH] = float_to_bf16(v);
-    }
-  });
-}
-
-// The token of this step is not in its page yet when the loader copies it: its key and value are
-// put into the fragments in registers. Values that the row does not see, after that token or before
-// its window, become zeros: their weight is 0, but 0 times the NaN of a page used before is NaN.
-__device__ __forceinline__ uint32_t patch_values(uint32_t pair, int key, int first, int now,
-                                                 uint16_t value) {
-  uint32_t low = key == now ? value : pair & 0xffffu;
-  uint32_t high = key + 1 == now ? value : pair >> 16;
-  if (key < first || key > now) low = 0;
-  if (key + 1 < first || key + 1 > now) high = 0;
-  return low | high << 16;
-}
-
-// Scores of the 16 keys of this warp's tile against the heads of the group: rows are keys, columns
-// are heads.
-__device__ __forceinline__ void score_keys(Context& c, Reader& reader, const AttentionItem& item,
-                                           int page, int buffer) {
-  const int now = item.range.last - page * PAGE,
-            key = c.warp * 16 + c.group;  // keys within the page
-  const uint2* q =
-      (const uint2*)c.p.q + ((long long)item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES;
-  const uint32_t* k_new = (const uint32_t*)(c.p.k_new + item.row * KV_WIDTH + item.head * HEAD_DIM);
-  const uint4* tiles = reader.tile(c.warp * DIM_TILES);
-  float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-  for (int dt = 0; dt < DIM_TILES; dt++) {
-    uint4 a = tiles[dt * LANES];
-    uint2 heads = {0u, 0u};
-    if (c.group < GROUP) heads = q[dt * LANES + c.lane];
-    if (key == now) {
-      a.x = k_new[dt * 8 + c.quad];
-      a.z = k_new[dt * 8 + c.quad + 4];
-    }
-    if (key + 8 == now) {
-      a.y = k_new[dt * 8 + c.quad];
-      a.w = k_new[dt * 8 + c.quad + 4];
-    }
-    ptx::mma_m16n8k16(acc, a, heads);
   }
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int at = key + i / 2 * 8, absolute = page * PAGE + at;
-    const bool visible = absolute >= item.range.first && absolute <= item.range.last;
-    c.s.scores[buffer][at][2 * c.quad + (i & 1)] =
-        visible ? acc[i] * SCORE_SCALE : negative_infinity();
+  consumers_sync();  // tokens of all rows
+  int n_stopped = 0;
+  ROLL for (int row = 0; row < c.p.rows; row++) n_stopped += c.s.row_stopped[row];
+  // A logit that is not finite: every HEAD has reported before any SAMPLE, so all SMs see it.
+  const bool lost = ptx::ld_relaxed(c.p.status) == NOT_FINITE;
+  const bool ended = c.step + 1 == c.p.n_steps || lost || c.p.control[0] != 0 ||
+                     (c.p.stop_after > 0 && n_stopped >= c.p.stop_after);
+  if (c.thread == 0) {
+    if (task.first == 0 && !lost) ptx::st_release_host(c.p.progress, c.step + 1);
+    if (ended) set(c.s.ended, 1);
   }
+  return ended;
 }
 
-// Online softmax over one page and o += V p, for this warp's 16 dimensions. Lane (group, quad)
-// works on head `group`; the output fragment has heads 2 quad and 2 quad + 1 as columns.
-__device__ __forceinline__ void weigh_values(Context& c, Reader& reader, const AttentionItem& item,
-                                             int page, int buffer, float& m, float& l,
-                                             float (&o)[4]) {
-  // This lane's keys in a key tile: 2t, 2t + 1, 2t + 8, 2t + 9.
-  const float (*scores)[ROWS] = c.s.scores[buffer] + 2 * c.quad;
-  float top = m;
-#pragma unroll
-  for (int i = 0; i < KEY_TILES * 4; i++)
-    top = fmaxf(top, scores[i / 4 * 16 + (i & 1) + (i & 2) * 4][c.group]);
-  top = fmaxf(top, __shfl_xor_sync(ALL, top, 1));
-  top = fmaxf(top, __shfl_xor_sync(ALL, top, 2));
-  const float scale = exp2_(m - top);
-  m = top;
-  const float scale0 = __shfl_sync(ALL, scale, 8 * c.quad);
-  const float scale1 = __shfl_sync(ALL, scale, 8 * c.quad + 4);
-  o[0] = o[0] * scale0;
-  o[1] = o[1] * scale1;
-  o[2] = o[2] * scale0;
-  o[3] = o[3] * scale1;
-  float sum = 0.0f;
-  // Keys of the page that the row sees: first..now.
-  const int first = item.range.first - page * PAGE, now = item.range.last - page * PAGE;
-  const uint16_t* v_new = c.p.v_new + item.row * KV_WIDTH + item.head * HEAD_DIM + c.warp * 16;
-  const uint4* tiles = reader.tile(KEY_TILES * DIM_TILES + c.warp * KEY_TILES);
-#pragma unroll 1
-  for (int j = 0; j < KEY_TILES; j++, scores += 16) {
-    const uint2 p = {pack_bf16(exp2_(scores[0][c.group] - top), exp2_(scores[1][c.group] - top)),
-                     pack_bf16(exp2_(scores[8][c.group] - top), exp2_(scores[9][c.group] - top))};
-    sum = sum + bf16_to_float((uint16_t)p.x);
-    sum = sum + bf16_to_float((uint16_t)(p.x >> 16));
-    sum = sum + bf16_to_float((uint16_t)p.y);
-    sum = sum + bf16_to_float((uint16_t)(p.y >> 16));
-    uint4 a = tiles[j * LANES];
-    if (now < PAGE || first > 0) {
-      const int key = j * 16 + 2 * c.quad;
-      a.x = patch_values(a.x, key, first, now, v_new[c.group]);
-      a.y = patch_values(a.y, key, first, now, v_new[c.group + 8]);
-      a.z = patch_values(a.z, key + 8, first, now, v_new[c.group]);
-      a.w = patch_values(a.w, key + 8, first, now, v_new[c.group + 8]);
-    }
-    ptx::mma_m16n8k16(o, a, p);
-  }
-  sum = sum + __shfl_xor_sync(ALL, sum, 1);
-  sum = sum + __shfl_xor_sync(ALL, sum, 2);
-  l = l * scale + sum;
-}
+// ---- 11 the calling convention -----------------------------------------------------------------
+// Every task: wait for its inputs, compute, make the outputs visible, signal. Three kinds of warps
+// share that work, so that none of it is in the way of the arithmetic.
 
-// One chunk of one KV head: warps 0-3 score 16 keys each; then each warp that owns a tile of
-// dimensions turns all scores of the page into probabilities and adds its values.
-__device__ void attention_chunk(Context& c, const AttentionItem& item, int& buffer) {
-  float m = negative_infinity(), l = 0.0f, o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-  for (int page = item.first_page; page <= item.last_page; page++) {
-    Reader reader{c};
-    buffer ^= 1;  // readers of the last page's scores may still be in the other buffer
-    if (c.warp < KEY_TILES) score_keys(c, reader, item, page, buffer);
-    reader.pass(PAGE_TILES / 2);
-    consumers_sync();  // writers above, readers below
-    if (c.warp < DIM_TILES) weigh_values(c, reader, item, page, buffer, m, l, o);
-    reader.pass(PAGE_TILES);
-    reader.close();
-  }
-  // The chunk's result: output before division, maximum and sum.
-  const long long part =
-      (((long long)item.row * N_KV_HEADS + item.head) * c.p.max_chunks + item.chunk) * ROWS;
-  if (c.warp < DIM_TILES)
-    for (int i = 0; i < 4; i++) {
-      const int head = 2 * c.quad + (i & 1), dim = c.warp * 16 + c.group + i / 2 * 8;
-      if (head < GROUP) c.p.part_o[(part + head) * HEAD_DIM + dim] = o[i];
-    }
-  if (c.warp == 0 && c.quad == 0 && c.group < GROUP) {
-    c.p.part_ml[(part + c.group) * 2] = m;
-    c.p.part_ml[(part + c.group) * 2 + 1] = l;
-  }
-}
-
-// Append this step's key and value to their page. The owner of the row's last chunk does it after
-// its own copy of the page has landed, so no copy in flight ever sees a half-written page.
-__device__ void append_kv(Context& c, const Task& task, const AttentionItem& item) {
-  const int page = item.range.last / PAGE, key = item.range.last % PAGE, dim = c.thread;
-  if (page > item.last_page || dim >= HEAD_DIM) return;
-  uint16_t* tiles = (uint16_t*)c.p.kv + page_tile(c.p, task, item, page) * 256;
-  const int at = item.row * KV_WIDTH + item.head * HEAD_DIM + dim;
-  tiles[(key / 16 * DIM_TILES + dim / 16) * 256 + a_order(key % 16, dim % 16)] = c.p.k_new[at];
-  tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 +
-        a_order(dim % 16, key % 16)] = c.p.v_new[at];
-}
-
-__device__ void attention(Context& c, const Task& task) {
-  int buffer = 0;
-  AttentionItem item;
-#pragma unroll 1
-  for (int i = task.first; attention_item(c.p, task, i, item); i += task.count) {
-    attention_chunk(c, item, buffer);
-    append_kv(c, task, item);
-  }
-}
-
-// Attention output from the results of the chunks, in ascending order; in B order for the output
-// projection. A warp makes 32 outputs of one head; for 32 chunks at a time its lanes hold one
-// weight each, so that every output costs one load and one addition per chunk.
-__device__ void merge(Context& c, const Task& task) {
-  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
-#pragma unroll 1
-  for (int unit = task.first + task.count * c.warp; unit < n_units;
-       unit += task.count * CONSUMERS) {
-    const int row = unit / (Q_WIDTH / 32), out = unit % (Q_WIDTH / 32) * 32 + c.lane;
-    const int head = out / HEAD_DIM, n_chunks = key_range(c.p, row, task.window).n_chunks;
-    const long long part =
-        ((long long)row * N_KV_HEADS + head / GROUP) * c.p.max_chunks * ROWS + head % GROUP;
-    const float* sums = c.p.part_ml + part * 2;  // maximum and sum of chunk 0
-    const float* values = c.p.part_o + part * HEAD_DIM + out % HEAD_DIM;
-    float m = negative_infinity(), l = 0.0f, o = 0.0f;
-#pragma unroll 1
-    for (int k = c.lane; k < n_chunks; k += 32) m = fmaxf(m, sums[k * ROWS * 2]);
-    for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
-#pragma unroll 1
-    for (int base = 0; base < n_chunks; base += 32) {
-      float weight = 0.0f, part_l = 0.0f;
-      if (base + c.lane < n_chunks) {
-        weight = exp2_(sums[(base + c.lane) * ROWS * 2] - m);
-        part_l = sums[(base + c.lane) * ROWS * 2 + 1] * weight;
-      }
-      // Eight loads go out together. Beyond the last chunk the weight is 0, and so is the addend.
-#pragma unroll 1
-      for (int k = 0; k < 32 && base + k < n_chunks; k += 8, values += 8 * ROWS * HEAD_DIM) {
-        float v[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-          v[i] = base + k + i < n_chunks ? values[i * ROWS * HEAD_DIM] : 0.0f;
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          l = l + __shfl_sync(ALL, part_l, k + i);
-          o = o + v[i] * __shfl_sync(ALL, weight, k + i);
-        }
-      }
-    }
-    c.p.attn[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] = float_to_bf16(o / l);
-  }
-}
-
-// h = silu(gate) * up. A granule is one row block: eight gate rows above the eight up rows that
-// belong to them. All rows of the batch go through every active expert, since the eight columns are
-// there anyway; `down` adds only the chosen ones.
-__device__ void gate_up(Context& c, const Task& task) {
-  need_normed(c, task.layer);
-  const int units = c.s.route.n_active * task.blocks,
-            end = share(units, task.count, task.first + 1);
-#pragma unroll 1
-  for (int unit = share(units, task.count, task.first); unit < end;) {
-    const Segment s = segment(task, unit, end);
-    uint16_t* h = c.p.h + (long long)s.active * task.blocks * 8 * ROWS;
-    project(c, s.count, task.k_tiles, c.s.activation, [&](int block) {
-      const int r = c.thread / ROWS, row = c.thread % ROWS, out = (s.granule + block) * 8 + r;
-      if (r >= 8 || row >= c.p.rows) return;
-      const float gate = total(c, r, row), up = total(c, r + 8, row);
-      h[(out / 16 * ROWS + row) * 16 + b_order(out % 16)] =
-          float_to_bf16((gate / (1.0f + exp_(-gate))) * up);
-    });
-    unit += s.count;
-  }
-}
-
-__device__ void o_proj(Context& c, const Task& task) {
-  const float* x = c.p.x + (long long)(task.layer & 1) * ROWS * HIDDEN;
-  project(c, task.count, task.k_tiles, (const uint2*)c.p.attn, [&](int block) {
-    const int r = c.thread / ROWS, row = c.thread % ROWS, out = (task.first + block) * 16 + r;
-    if (r < 16 && row < c.p.rows)
-      c.p.x_mid[row * HIDDEN + out] = x[row * HIDDEN + out] + total(c, r, row);
-  });
-}
-
-// x of the next layer. This SM owns the same rows as in `o_proj`, so attention and all experts add
-// up here.
-__device__ void down(Context& c, const Task& task) {
-  float* x_next = c.p.x + (long long)((task.layer + 1) & 1) * ROWS * HIDDEN;
-#pragma unroll 1
-  for (int block = 0; block < task.count; block++) {
-    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-    for (int j = 0; j < c.s.route.n_active; j++) {
-      Reader reader{c};
-      const Chain part = chain(c, reader, 0, task.k_tiles,
-                               (const uint2*)c.p.h + (long long)j * task.k_tiles * LANES);
-      reader.close();
-      const float* score = c.s.route.score[c.s.route.expert[j]];
-      const float s0 = score[2 * c.quad], s1 = score[2 * c.quad + 1];
-      if (s0 != 0.0f) {
-        acc[0] = acc[0] + s0 * part.acc[0];
-        acc[2] = acc[2] + s0 * part.acc[2];
-      }
-      if (s1 != 0.0f) {
-        acc[1] = acc[1] + s1 * part.acc[1];
-        acc[3] = acc[3] + s1 * part.acc[3];
-      }
-    }
-    exchange(c, acc);
-    const int r = c.thread / ROWS, row = c.thread % ROWS, out = (task.first + block) * 16 + r;
-    if (r < 16 && row < c.p.rows)
-      x_next[row * HIDDEN + out] = c.p.x_mid[row * HIDDEN + out] + total(c, r, row);
-  }
-}
-
-// Logits of this task's vocabulary rows, and the best token among them for every row of the batch.
-__device__ void head(Context& c, const Task& task) {
-  need_normed(c, task.layer);
-  const int r = c.thread / ROWS, row = c.thread % ROWS;
-  const bool mine = r < 16 && row < c.p.rows;
-  const float temperature = mine ? c.p.temperatures[row] : 0.0f;
-  Best best = {negative_infinity(), 0x7fffffff};
-  if (task.count > 0)
-    project(c, task.count, task.k_tiles, c.s.activation, [&](int block) {
-      const int token = (task.first + block) * 16 + r;
-      if (!mine || token >= VOCAB) return;
-      float v = total(c, r, row) * LOGIT_SCALE;
-      c.p.logits[(long long)row * VOCAB + token] = v;
-      if (!(fabsf(v) <= 3.402823466e38f)) report(c.p, Place{NOT_FINITE, c.task, row}, token, 0);
-      if (temperature > 0.0f)
-        v = v / temperature +
-            gumbel(token, c.p.positions[row], c.p.seeds[2 * row], c.p.seeds[2 * row + 1]);
-      best.offer(v, token);
-    });
-  // Sixteen threads hold candidates of the same row: four lanes in each of four warps.
-  for (int x = ROWS; x < 32; x <<= 1) {
-    const float v = __shfl_xor_sync(ALL, best.value, x);
-    const int t = __shfl_xor_sync(ALL, best.token, x);
-    best.offer(v, t);
-  }
-  if (c.warp < 4 && c.lane < ROWS) c.s.best[c.warp][c.lane] = best;
-  consumers_sync();  // candidates of the four warps
-  if (c.thread < c.p.rows) {
-    for (int w = 0; w < 4; w++) best.offer(c.s.best[w][row].value, c.s.best[w][row].token);
-    c.p.best_values[task.index * ROWS + row] = best.value;
-    c.p.best_tokens[task.index * ROWS + row] = best.token;
-  }
-}
-
-__device__ void sample(Context& c, const Task& task) {
-  if (c.thread >= c.p.rows) return;
-  Best best = {negative_infinity(), 0x7fffffff};
-#pragma unroll 1
-  for (int i = 0; i < task.index; i++)
-    best.offer(c.p.best_values[i * ROWS + c.thread], c.p.best_tokens[i * ROWS + c.thread]);
-  c.p.next_tokens[c.thread] = best.token;
-}
-
-// ---- 10 the persistent loop --------------------------------------------------------------------
-
-__device__ void run_task(Context& c, const Task& task) {
-  switch (task.op) {
-    case OP_EMBED: embed(c, task); break;
-    case OP_ROUTER: router(c, task); break;
-    case OP_QKV: qkv(c, task); break;
-    case OP_ATTENTION: attention(c, task); break;
-    case OP_MERGE: merge(c, task); break;
-    case OP_GATE_UP: gate_up(c, task); break;
-    case OP_O_PROJ: o_proj(c, task); break;
-    case OP_DOWN: down(c, task); break;
-    case OP_HEAD: head(c, task); break;
-    case OP_SAMPLE: sample(c, task); break;
-  }
-}
-
-// The calling convention. Every task: wait for its inputs, compute, make the outputs visible,
-// signal.
-__device__ void consumer(Context& c, int begin, int end) {
+// Fetches records ahead of need and waits for their inputs.
+__device__ void waiter(Context& c, int begin, int end) {
+  TaskPosition at;
+  constexpr int WORDS = sizeof(Task) / 4;
+  const int* words = (const int*)c.p.tasks;
+  int word = c.lane < WORDS ? words[begin * WORDS + c.lane] : 0;
   uint32_t route_phase = 0;
-  int routed_layer = -1;
-#pragma unroll 1
-  for (c.task = begin; c.task < end; c.task++) {
-    const Task task = c.p.tasks[c.task];
-    if (TRACE && c.thread == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
-    const bool needs_route =
-        (task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer;
-    if (c.thread == 0) {
-      if (task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
-      if (needs_route) wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
-      if (c.stopped) c.s.stop = 1;
+  ROLL for (c.step = 0;; c.step++) {
+    int routed_layer = -1;
+    ROLL for (c.task = begin; c.task < end; c.task++) {
+      const bool skip = __shfl_sync(ALL, word, 0) == OP_MERGE && !consumers_merge(c.p);
+      const int next = c.task + 1 < end ? c.task + 1 : begin;
+      const int now = word;
+      if (c.lane < WORDS) word = words[next * WORDS + c.lane];
+      if (skip) continue;  // the helper's
+      Task& task = c.s.tasks[at.slot];
+      if (!wait_record(c, &c.s.free[at.slot], at.phase ^ 1, at.slot)) return;
+      if (c.lane < WORDS) ((int*)&task)[c.lane] = now;
+      if (c.lane == 0) c.s.records[at.slot] = c.task;
+      __syncwarp();  // the whole record
+      if ((task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer) {
+        wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
+        routed_layer = task.layer;
+        route_phase ^= 1;
+      }
+      if (c.lane == 0 && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
+      c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
+      if (c.stopped && c.lane == 0) task.op = OP_STOP;
+      warp_arrive(c, &c.s.ready[at.slot]);
+      if (c.stopped) return;
+      if (c.task + 1 == end && task.op != OP_SAMPLE) return;  // a part of a step
+      if (c.task + 1 == end) {  // the consumers decide whether there is another step
+        if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
+        if (look(c.s.ended)) return;
+      }
+      at.advance();
     }
-    if (needs_route) {
-      if (CHECKED) wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
-      routed_layer = task.layer;
-      route_phase ^= 1;
+  }
+}
+
+// A list that does not end with SAMPLE is a part of a step: its last record ends the launch.
+__device__ void consumer(Context& c, int begin, int end) {
+  TaskPosition at;
+  int last_op = OP_SAMPLE;
+  bool ended = false;
+  int gamma_of = c.p.tasks[begin].layer;  // layer of the next RMSNorm, -1 if it has been fetched
+  ROLL while (!ended) {
+    if (gamma_of >= 0) fetch_gamma(c, gamma_of);
+    gamma_of = -1;
+    const uint64_t began = TRACE ? ptx::now_ns() : 0;
+    uint64_t* ready = &c.s.ready[at.slot];
+    const bool hold_back = c.thread == 0 && (HOLD_BACK_AFTER >> last_op & 1);
+    if (hold_back && !ptx::mbar_try_wait(ready, at.phase)) set(c.s.waiting, 1);
+    if (!wait_record(c, ready, at.phase, at.slot)) return;
+    if (hold_back) set(c.s.waiting, 0);
+    const Task task = c.s.tasks[at.slot];
+    c.task = c.s.records[at.slot];
+    c.slot = at.slot;
+    if (task.op == OP_STOP) return;
+    last_op = task.op;
+    uint64_t* trace = c.p.trace + (long long)c.task * 4;
+    if (TRACE && c.thread == 0) {
+      trace[0] = began;
+      trace[1] = ptx::now_ns();
     }
-    consumers_sync();  // thread 0's acquires now order the inputs before every consumer
-    if (c.s.stop) return;
-    if (TRACE && c.thread == 0) c.p.trace[(long long)c.task * 4 + 1] = ptx::now_ns();
-    run_task(c, task);
-    consumers_sync();  // every consumer's stores now precede thread 0's release
-    if (c.thread == 0) {
-      if (task.signal >= 0) ptx::red_release_add(c.p.counters + task.signal * COUNTER_STRIDE, 1);
+    switch (task.op) {
+      case OP_EMBED: embed(c, task); break;
+      case OP_ATTENTION: attention(c, task); break;
+      case OP_MERGE: merge_by_consumers(c, task); break;
+      case OP_SAMPLE:
+        ended = sample(c, task);
+        c.step++;
+        break;
+      default: product(c, task);
     }
-    if ((task.flags & FLAG_RELEASE) && (CHECKED || c.thread == 0))
-      ptx::mbar_arrive(&c.s.route_empty);
-    if (TRACE && c.thread == 0) c.p.trace[(long long)c.task * 4 + 2] = ptx::now_ns();
+    if (task.op != OP_SAMPLE && c.task + 1 == end) ended = true;
+    if (task.flags & FLAG_LAST_OF_LAYER) gamma_of = task.op == OP_SAMPLE ? 0 : task.layer + 1;
+    if (task.flags & FLAG_RELEASE) warp_arrive(c, &c.s.route_empty);
+    warp_arrive(c, &c.s.done[at.slot]);
+    if (TRACE && c.thread == 0) trace[2] = ptx::now_ns();
+    at.advance();
+  }
+}
+
+// One lane's release makes the outputs of all consumers visible to other SMs; nobody else has to
+// wait until that has happened.
+__device__ void signaller(Context& c, int end) {
+  TaskPosition at;
+  ROLL for (;; at.advance()) {
+    if (!wait_record(c, &c.s.ready[at.slot], at.phase, at.slot)) return;
+    const int op = c.s.tasks[at.slot].op, signal = c.s.tasks[at.slot].signal;
+    if (op == OP_STOP) return;
+    if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
+    if (c.lane == 0 && signal >= 0) ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
+    const bool last = c.s.records[at.slot] + 1 == end;
+    warp_arrive(c, &c.s.free[at.slot]);
+    if (op == OP_SAMPLE ? look(c.s.ended) : last) return;
   }
 }
 
@@ -1220,19 +1838,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const int thread = threadIdx.x, lane = thread & 31;
   Context c{p, s, thread, thread / 32, lane, lane / 4, lane % 4};
   if (thread == 0) {
-    for (int i = 0; i < RING_STAGES; i++) {
+    constexpr int WARP = CHECKED ? 32 : 1;  // arrivals of one warp
+    ROLL for (int i = 0; i < RING_STAGES; i++) {
       ptx::mbar_init(&s.full[i], ptx::FULL_ARRIVALS);
-      ptx::mbar_init(&s.empty[i], CHECKED ? CONSUMERS * 32 : CONSUMERS);
+      ptx::mbar_init(&s.empty[i], CONSUMERS * WARP);
     }
-    ptx::mbar_init(&s.route_full, CHECKED ? 32 : 1);
-    ptx::mbar_init(&s.route_empty, CHECKED ? CONSUMERS * 32 : 1);
-    s.stop = 0;
+    ROLL for (int i = 0; i < TASK_SLOTS; i++) {
+      ptx::mbar_init(&s.ready[i], WARP);
+      ptx::mbar_init(&s.done[i], CONSUMERS * WARP);
+      ptx::mbar_init(&s.free[i], WARP);
+    }
+    ptx::mbar_init(&s.route_full, WARP);
+    ptx::mbar_init(&s.route_empty, CONSUMERS * WARP);
+    s.waiting = s.ended = s.gave_up = 0;
     ptx::mbar_fence_init();
+  }
+  if (thread < (int)(sizeof(Params) / 8))
+    ((uint64_t*)&s.params)[thread] = ((const uint64_t*)&p)[thread];
+  if (thread < ROWS) {
+    s.tokens[thread] = thread < p.rows ? p.tokens[thread] : 0;
+    s.positions[thread] = thread < p.rows ? p.positions[thread] : 0;
+    s.earlier[thread] = thread < p.rows ? p.earlier[thread] : 0;
+    s.temperatures[thread] = thread < p.rows ? p.temperatures[thread] : 0.0f;
+    s.row_stopped[thread] = 0;
   }
   __syncthreads();  // barriers are initialised
   const int begin = p.task_offsets[blockIdx.x], end = p.task_offsets[blockIdx.x + 1];
+  if (begin == end) return;
+  if (DEPENDENT_LAUNCH) {
+    ptx::launch_next();
+    if (c.warp != LOADER) ptx::wait_for_previous();
+  }
   if (c.warp < CONSUMERS)
     consumer(c, begin, end);
-  else
+  else if (c.warp == LOADER)
     loader(c, begin, end);
+  else if (c.warp == HELPER)
+    helper(c, begin, end);
+  else if (c.warp == WAITER)
+    waiter(c, begin, end);
+  else
+    signaller(c, end);
 }

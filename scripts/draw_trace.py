@@ -3,7 +3,8 @@
     python scripts/draw_trace.py notebooks/data/trace_nano_host.json.gz docs/timeline.svg
 
 Of a large trace it draws 16 SMs and the beginning of the step; `--sms 0-7` and `--window 0-60000`
-(nanoseconds) choose something else. It prints the sentence that belongs under the picture.
+(nanoseconds) choose something else. With `--ring` it draws the rings instead, of a trace that has
+their stages. It prints the sentence that belongs under the picture.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 from pathlib import Path
 
 from mkref.trace.storage import load_trace
+from mkref.widgets.ring.model import ring_view
+from mkref.widgets.ring.render import figure as ring_figure
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure
 
@@ -29,9 +32,14 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--sms", type=pair, default=None, metavar="FIRST-LAST")
     parser.add_argument("--window", type=pair, default=None, metavar="BEGIN-END")
+    parser.add_argument("--ring", action="store_true", help="the rings instead of the tasks")
     options = parser.parse_args()
     sms = None if options.sms is None else range(options.sms[0], options.sms[1] + 1)
-    made = figure(timeline(load_trace(options.trace), sms=sms, window=options.window))
+    trace = load_trace(options.trace)
+    if options.ring:
+        made = ring_figure(ring_view(trace, sms=sms, window=options.window))
+    else:
+        made = figure(timeline(trace, sms=sms, window=options.window))
     options.out.write_text(made.svg + "\n", encoding="utf-8")
     print(made.summary)
 

@@ -23,9 +23,23 @@ BANDWIDTH = 4.814e12
 """Bytes per second of the H200: memory clock times bus width as its driver reports them."""
 
 
+MORE = ("h200/contexts.json", "h200/rows.json")
+"""Records of the same form as h200/decode.json: other contexts, larger batches."""
+
+
 def load(name: str) -> dict[str, Any]:
-    """One record."""
-    return json.loads((RESULTS / name).read_text())
+    """One record.
+
+    Raises:
+        SystemExit: it is not there; says how it is made.
+    """
+    file = RESULTS / name
+    if not file.is_file():
+        raise SystemExit(
+            f"tables: the record bench/results/{name} is missing; `make bench` on a machine with "
+            "an NVIDIA GPU makes it"
+        )
+    return json.loads(file.read_text())
 
 
 def origin(record: dict[str, Any]) -> str:
@@ -35,7 +49,83 @@ def origin(record: dict[str, Any]) -> str:
 
 
 def decode() -> list[str]:
-    """Time per step at the full geometry."""
+    """Time per step at the full geometry, and the ladder if it was measured."""
+    if not (RESULTS / "h200" / "decode.json").is_file():
+        return first_version()
+    record = load("h200/decode.json")
+    made = record["provenance"]
+    bandwidth, read = made["datasheet_bytes_per_s"] / 1e12, made["measured_bytes_per_s"]
+    plain = f"; a plain read gets {read / 1e12:.2f} TB/s" if read else ""
+    cold = made["cold_start_s"]
+    lines = [
+        f"""\
+Whole decode steps of the 30-billion geometry, from token ids to the next token ids, host included:
+bfloat16, synthetic weights, the kernel's own routing, greedy (measured:
+`bench/results/h200/decode.json`; {origin(record)}). Bytes are counted from the experts that were
+hit. The bound is bytes / {bandwidth:.3f} TB/s, the data sheet{plain}.
+Ragged rows are from a quarter to seven quarters of the context long. A prompt's tokens share a
+step. Other: GB in use beside weights and KV cache. The first
+token came {cold["since_process_start"]:.0f} s after the process was started.
+""",
+        "| context | batch | ms/step | spread | tokens/s | GB/step | of bound | of read | other |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    more = [name for name in MORE if (RESULTS / name).is_file()]
+    for row in [*record["rows"], *(row for name in more for row in load(name)["rows"])]:
+        batch = {
+            "even": f"{row['batch']}",
+            "ragged": f"{row['batch']} ragged",
+            "prompt": f"{row['tokens_per_step']} of a prompt",
+        }[row["kind"]]
+        other = (row["device_bytes"] - row["weights_bytes"] - row["kv_bytes"]) / 1e9
+        cells = (
+            f"{row['context']:,}",
+            batch,
+            f"{row['ms_per_step']:.3f}",
+            f"{row['spread_ms']:.3f}",
+            f"{row['tokens_per_s']:.0f}",
+            f"{row['bytes'] / 1e9:.2f}",
+            f"{row['share_of_datasheet_bound']:.1%}",
+            f"{row['share_of_measured_bandwidth']:.1%}" if read else "-",
+            f"{other:.2f}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines + (ladder() if (RESULTS / "h200" / "ladder.json").is_file() else [])
+
+
+def ladder() -> list[str]:
+    """The same tasks from a launch per operation to many steps in one launch: ms per step."""
+    record = load("h200/ladder.json")
+    batches = sorted({row["batch"] for row in record["rows"]})
+    lines = [
+        f"""
+The same tasks, step by step from a launch for each operation to one launch for many steps: ms per
+step, measured in turns in one run (`bench/results/h200/ladder.json`; {origin(record)}). Where
+several groupings of operations were tried, the best one stands here.
+""",
+        "| | form | " + " | ".join(f"batch {b}" for b in batches) + " |",
+        "|--|--|" + "--:|" * len(batches),
+    ]
+    forms = {
+        "a": "one launch per operation",
+        "b": "in a CUDA graph",
+        "c": "graph and programmatic dependent launch",
+        "d": "one launch, barriers between operations",
+        "e": "counters between tasks",
+        "f": "balanced, back-filled order",
+        "g": "the loader ahead of dependencies",
+        "h": "the next token on the device",
+    }
+    best = {(r["rung"], r["batch"]): r for r in record["rows"] if r.get("best")}
+    for letter, form in forms.items():
+        found = [best.get((letter, batch)) for batch in batches]
+        cells = ["failed" if row is None else f"{row['ms_per_step']:.3f}" for row in found]
+        lines.append(f"| {letter} | {form} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def first_version() -> list[str]:
+    """Time per step from the record of accuracy, whose steps are launches of their own."""
     record = load("h200/full_geometry.json")
     lines = [
         f"""\

@@ -18,7 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench.provenance import provenance
 from mkref import __version__
 from mkref.engine import Engine
-from mkref.trace.events import Trace
+from mkref.trace.record import take_trace
+from mkref.trace.ring import describe_ring
 from mkref.trace.storage import save_trace
 from mkref.trace.summary import describe
 
@@ -42,9 +43,6 @@ def main() -> None:
         vocabulary = engine.config.vocab_size
         prompt = [(7 + 31 * i) % vocabulary for i in range(options.context)]
         engine.generate(prompt, max_tokens=STEPS, ignore_eos=True)
-        stamps = engine.machine.stamps()
-        if stamps is None:
-            raise SystemExit(f"record_trace: {engine.machine.name} took no time stamps")
         made = provenance()
         recorded = {
             "label": "measured",
@@ -56,9 +54,10 @@ def main() -> None:
             "version": f"mkref {__version__}, commit {made['commit'][:7]}",
             "note": "one decode step with time stamps on; not a measurement of speed",
         }
-        trace = Trace.from_plan(engine.plan, stamps, recorded)
+        trace = take_trace(engine.machine, recorded)
     save_trace(trace, options.out)
     print(f"{options.out}: {options.out.stat().st_size / 1000:.0f} KB. {describe(trace)}")
+    print(describe_ring(trace))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mkref.weights.synthetic import synthetic_weights
 if TYPE_CHECKING:
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["SMALL", "Run", "drive", "drive_from", "small_config", "small_model"]
+__all__ = ["SMALL", "Run", "drive", "drive_from", "drive_launches", "small_config", "small_model"]
 
 SMALL = {
     "vocab_size": 517,
@@ -89,19 +89,8 @@ def drive(
     (their earlier keys then are what the pool was poisoned with, so only for runs that write the
     pool themselves).
     """
-    pages = max_context // PAGE
+    table = _load(machine, weights, len(prompts), n_sm, max_context, page_seed)
     n = len(prompts)
-    plan: Plan = build_plan(
-        weights.config, n_sm, full_pages=n * pages + 3, sliding_pages=n * pages + 5
-    )
-    machine.load(plan, weights, max_context)
-    rng = np.random.default_rng(page_seed)
-    table = np.stack(
-        [
-            rng.permutation(n * pages + 3 + 2 * kind)[: n * pages].reshape(n, pages)
-            for kind in (0, 1)
-        ]
-    )
     fed = [prompt[0] for prompt in prompts]
     first = np.asarray(list(starts) or [0] * n)
     logits, tokens = [], []
@@ -110,7 +99,7 @@ def drive(
             StepInputs(
                 np.asarray(fed, np.int32),
                 (first + step).astype(np.int32),
-                table.astype(np.int32),
+                table,
                 np.asarray(temperatures, np.float32),
                 np.asarray(seeds, np.uint64),
             )
@@ -119,6 +108,61 @@ def drive(
         tokens.append(sampled)
         fed = [p[step + 1] if step + 1 < len(p) else int(sampled[r]) for r, p in enumerate(prompts)]
     return Run(np.stack(logits), np.stack(tokens))
+
+
+def _load(
+    machine: Machine,
+    weights: PackedWeights,
+    n: int,
+    n_sm: int,
+    max_context: int,
+    page_seed: int,
+) -> np.ndarray:
+    """Load a plan with room for `n` sequences; a page table that shuffles their pages."""
+    pages = max_context // PAGE
+    plan: Plan = build_plan(
+        weights.config, n_sm, full_pages=n * pages + 3, sliding_pages=n * pages + 5
+    )
+    machine.load(plan, weights, max_context)
+    rng = np.random.default_rng(page_seed)
+    table = [
+        rng.permutation(n * pages + 3 + 2 * kind)[: n * pages].reshape(n, pages) for kind in (0, 1)
+    ]
+    return np.stack(table).astype(np.int32)
+
+
+def drive_launches(
+    machine: Machine,
+    weights: PackedWeights,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    *,
+    n_sm: int,
+    temperatures: Sequence[float] = (),
+    seeds: Sequence[int] = (),
+    max_context: int = 512,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Like `drive` for prompts of one token, in launches of 1, 13, 25, 37, 1, ... steps.
+
+    Returns:
+        Tokens int32 [steps, rows], and the logits of the last step, float32 [rows, V].
+    """
+    n = len(prompts)
+    table = _load(machine, weights, n, n_sm, max_context, 0)
+    tokens = [np.asarray([[prompt[0] for prompt in prompts]], np.int32)]
+    fed = 0
+    while fed < steps:
+        inputs = StepInputs(
+            tokens[-1][-1],
+            np.full(n, fed, np.int32),
+            table,
+            np.asarray(temperatures, np.float32),
+            np.asarray(seeds, np.uint64),
+        )
+        n_steps = min(1 + 12 * ((len(tokens) - 1) % 4), steps - fed)
+        tokens.append(machine.decode(inputs, n_steps))
+        fed += n_steps
+    return np.concatenate(tokens[1:]), machine.logits(n)
 
 
 def drive_from(machine: Machine, weights: PackedWeights, first_step: int, n_sm: int) -> bytes:

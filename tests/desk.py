@@ -8,7 +8,7 @@ bfloat16 adds 2^-8 of the value. exp2 is good to 2^-22.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,20 +36,24 @@ POSITIONS = [0, 63, 64, 200, 127]
 
 
 class Desk:
-    """Poisoned buffers, weights, and a step of five rows."""
+    """Poisoned buffers, weights, and a step of five rows; `batch` is what the plan has room for."""
 
-    def __init__(self, rows: int = 5, /, **changes: object) -> None:
+    def __init__(
+        self, rows: int = 5, /, *, batch: int = 8, context: int = MAX_CONTEXT, **changes: object
+    ) -> None:
         self.config = small_config(**changes)
         self.packed = synthetic_weights(self.config, seed=3)
-        plan = build_plan(self.config, 3, full_pages=40, sliding_pages=40)
-        machine = Interpreter.of(plan, MAX_CONTEXT)
+        plan = build_plan(self.config, 3, full_pages=40, sliding_pages=40, rows=batch)
+        machine = Interpreter.of(plan, context)
         self.buffers = machine.buffers
         self.buffers["weights"][...], self.buffers["gammas"][...] = self.packed.words()
         weights = UnpackedWeights(self.buffers["weights"])
         self.step = ops.Step(self.config, self.buffers, weights, rows, 0)
+        self.sampled = np.full(batch, -1, dtype=np.int64)
         self.plan, self.rows, self.layout = plan, rows, PackedLayout(self.config)
         self.random = np.random.default_rng(11)
         self.buffers["positions"][:rows] = POSITIONS[:rows]
+        self.buffers["earlier"][:rows] = 0
 
     def weight(self, name: str) -> Wide:
         """A matrix of the model."""
@@ -84,7 +88,7 @@ class Desk:
         assert set(names) == changed
 
 
-def every(do: Callable[..., None], desk: Desk, tasks: list[Task], *more: Route) -> None:
+def every(do: Callable[..., None], desk: Desk, tasks: Iterable[Task], *more: Route) -> None:
     """The same operation on all SMs."""
     for task in tasks:
         do(desk.step, task, *more)

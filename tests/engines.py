@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 
 from mkref.engine import Engine
 from mkref.engine.tokenizer import Tokenizer
@@ -15,9 +17,19 @@ from tests.decode import small_model
 
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
+    from mkref.errors import MkrefError
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["EOS", "PROMPTS", "save_tiny", "tiny_engine", "tiny_model", "write_tokenizer"]
+__all__ = [
+    "EOS",
+    "PROMPTS",
+    "bits",
+    "refused",
+    "save_tiny",
+    "tiny_engine",
+    "tiny_model",
+    "write_tokenizer",
+]
 
 EOS = 1
 TINY: dict[str, Any] = {
@@ -88,3 +100,15 @@ def bits(logits: np.ndarray | None) -> bytes:
     assert logits is not None
     assert np.isfinite(logits).all()
     return logits.tobytes()
+
+
+def refused(kind: type[MkrefError], call: Callable[[], Any], *parts: object) -> str:
+    """The error of a call: of the given kind, one line, with all parts in it."""
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert kind is type(caught.value)
+    assert "\n" not in text
+    for part in parts:
+        assert str(part) in text
+    return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mkref.plan import NO_COUNTER, Counter, Op, Plan, Task, build_plan
+from mkref.plan import NO_COUNTER, Counter, Flag, Op, Plan, Task, build_plan
 from tests.decode import small_config
 
 __all__ = ["change", "counter", "find", "plan_of", "recount", "with_list"]
@@ -44,7 +44,9 @@ def counter(plan: Plan, name: str) -> int:
 
 
 def recount(plan: Plan) -> Plan:
-    """Targets and awaited arrivals as the signals now are: leaves only what is wrong with order."""
+    """Targets, awaited arrivals and flags of what is last as the tasks now are: leaves only what is
+    wrong with order.
+    """
     signals = [task.signal for _, _, task in plan]
     arrivals = [signals.count(i) for i in range(len(plan.counters))]
 
@@ -57,6 +59,21 @@ def recount(plan: Plan) -> Plan:
 
     return replace(
         plan,
-        tasks=tuple(tuple(aim(t) for t in tasks) for tasks in plan.tasks),
+        tasks=tuple(tuple(aim(t) for t in _mark(tasks)) for tasks in plan.tasks),
         counters=tuple(Counter(c.name, n) for c, n in zip(plan.counters, arrivals, strict=True)),
     )
+
+
+def _mark(tasks: tuple[Task, ...]) -> list[Task]:
+    bits = Flag.RELEASE | Flag.LAST_OF_LAYER
+    last = {task.layer: i for i, task in enumerate(tasks)}
+    users = {t.layer: i for i, t in enumerate(tasks) if t.op in (Op.GATE_UP, Op.DOWN)}
+    return [
+        replace(
+            task,
+            flags=task.flags & ~bits
+            | (Flag.LAST_OF_LAYER if last[task.layer] == i else 0)
+            | (Flag.RELEASE if users.get(task.layer) == i else 0),
+        )
+        for i, task in enumerate(tasks)
+    ]

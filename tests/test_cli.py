@@ -254,6 +254,7 @@ def test_trace_writes_perfetto(run: Run, folder: Path, tmp_path: Path, machine: 
     status, out, err = run("trace", *arguments, "--out", file)
     assert (0, "") == (status, err)
     assert str(file) in out
+    assert re.search(r"^Critical path: .* work, \d+% hand-overs\.$", out, re.M)
     events = json.loads(file.read_text())["traceEvents"]
     tasks = [event for event in events if event.get("cat") == "task"]
     assert all(event["dur"] >= 0 for event in tasks)
@@ -262,6 +263,7 @@ def test_trace_writes_perfetto(run: Run, folder: Path, tmp_path: Path, machine: 
     assert (0, machine, 2) == (status, report["machine"], report["n_sm"])
     assert len(tasks) == report["tasks"]
     assert report["span_ns"] > 0
+    assert report["span_ns"] == sum(report["critical_path"][k] for k in ("work_ns", "wait_ns"))
 
 
 MISTAKES = {

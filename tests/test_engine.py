@@ -12,7 +12,8 @@ import torch
 import mkref
 from mkref.engine import Completion, Engine, Token
 from mkref.errors import HangError, MachineError, RequestError
-from mkref.machine.base import KernelMachine, StepInputs
+from mkref.machine.base import Launch, StepInputs
+from mkref.machine.interpreter import InterpreterMachine
 from mkref.reference.model import KVCache, Reference
 from tests.engines import EOS, PROMPTS, bits, save_tiny, tiny_engine, tiny_model, write_tokenizer
 
@@ -234,18 +235,25 @@ def test_interrupted_step_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C inside a step: counters and pages are put right, the next answer is right."""
     with tiny_engine() as engine:
         good = engine.generate(PROMPTS[0], max_tokens=8, ignore_eos=True)
-        launch = cast(KernelMachine, engine.machine).launch
+        interpreter = cast(InterpreterMachine, engine.machine).interpreter
+        assert interpreter is not None
+        run = interpreter._run_task
+        n_tasks = 0
 
-        def interrupted(params: np.ndarray) -> None:
-            launch(params)
-            raise KeyboardInterrupt
+        def interrupted(*args: Any) -> None:
+            nonlocal n_tasks
+            n_tasks += 1
+            if n_tasks == 70:
+                raise KeyboardInterrupt
+            run(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine.machine, "launch", interrupted)
+            patch.setattr(interpreter, "_run_task", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 engine.generate(PROMPTS[1], max_tokens=8)
         assert same(good, engine.generate(PROMPTS[0], max_tokens=8, ignore_eos=True))
         engine.kv.check()
+        assert engine.kv.budget == (engine.kv.unreserved(0), engine.kv.unreserved(1))
 
 
 def test_hang_is_reported_and_the_engine_goes_on() -> None:
@@ -312,13 +320,13 @@ def test_stream_closed_inside_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         alone = engine.generate(PROMPTS[0], max_tokens=6, ignore_eos=True)
         forgotten = engine.stream(PROMPTS[1], max_tokens=50, ignore_eos=True)
         next(forgotten)
-        step = engine.machine.step
+        start = engine.machine.start
 
-        def collecting(inputs: StepInputs) -> np.ndarray:
+        def collecting(*args: Any, **settings: Any) -> Launch:
             forgotten.close()  # type: ignore[attr-defined]
-            return step(inputs)
+            return start(*args, **settings)
 
-        monkeypatch.setattr(engine.machine, "step", collecting)
+        monkeypatch.setattr(engine.machine, "start", collecting)
         assert same(alone, engine.generate(PROMPTS[0], max_tokens=6, ignore_eos=True))
         engine.kv.check()
         assert engine.kv.budget == (engine.kv.unreserved(0), engine.kv.unreserved(1))

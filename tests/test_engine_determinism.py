@@ -97,3 +97,41 @@ def test_across_window_and_pages() -> None:
         check(
             [interpreter.generate(PROMPTS[0], **settings)], [host.generate(PROMPTS[0], **settings)]
         )
+
+
+@pytest.mark.parametrize(("workers", "seed"), [(1, 0), (2, 5), (3, 6)])
+def test_long_launches(expected: list[Completion], workers: int, seed: int) -> None:
+    """Without logits a launch has many steps: the same tokens, also in plans with more rows."""
+    settings = {**SETTINGS, "return_logits": False}
+    for rows in (8, 16):
+        with tiny_engine("host", 3, rows=rows, workers=workers, seed=seed) as engine:
+            got = engine.generate_batch(PROMPTS, **settings)
+            assert [c.token_ids for c in expected] == [c.token_ids for c in got]
+            alone = engine.generate(PROMPTS[2], N_TOKENS, 1.2, 2, ignore_eos=True)
+            assert expected[2].token_ids == alone.token_ids
+
+
+def test_ends_of_all_kinds_on_the_kernel() -> None:
+    """Stop ids, lengths, streams that are left, more requests than rows: kernel as interpreter."""
+    prompts = [[3 + (i * 7 + j) % 90 for j in range(1 + i * 5 % 31)] for i in range(20)]
+    settings: dict[str, Any] = {
+        "max_tokens": [5 + 7 * i % 40 for i in range(20)],
+        "temperature": [i % 3 * 0.9 for i in range(20)],
+        "seed": [*range(20)],
+        "stop": [11, 30, 64],
+    }
+    with tiny_engine("host", 2) as host, tiny_engine() as interpreter:
+        expected = interpreter.generate_batch(prompts, **settings)
+        reasons = {completion.finish_reason for completion in expected}
+        assert {"stop", "length"} <= reasons
+        stream = host.stream([5], 200, ignore_eos=True)
+        ids = [next(stream).id for _ in range(3)]
+        got = host.generate_batch(prompts, **settings)
+        assert [(c.token_ids, c.finish_reason) for c in expected] == [
+            (c.token_ids, c.finish_reason) for c in got
+        ]
+        ids += [next(stream).id for _ in range(57)]
+        assert interpreter.generate([5], 60, ignore_eos=True).token_ids == (*ids,)
+        stream.close()  # type: ignore[attr-defined]
+        host.kv.check()
+        assert host.kv.budget == (host.kv.unreserved(0), host.kv.unreserved(1))

@@ -11,7 +11,12 @@ from tests.engines import tiny_model
 
 
 def make(
-    window: int, full: int, sliding: int, max_context: int = 1024, layers: str = "both"
+    window: int,
+    full: int,
+    sliding: int,
+    max_context: int = 1024,
+    layers: str = "both",
+    ahead: int = 1,
 ) -> KvPages:
     """Pages for a model with the given window; `layers` is "both", "full" or "sliding"."""
     from dataclasses import replace
@@ -23,7 +28,7 @@ def make(
         "sliding": ("sliding_attention",) * 3,
     }
     config = replace(config, sliding_window=window, layer_types=kinds[layers])
-    return KvPages(config, full, sliding, max_context)
+    return KvPages(config, full, sliding, max_context, ahead)
 
 
 def test_window_pages_is_the_most_that_any_place_needs() -> None:
@@ -120,6 +125,33 @@ def test_a_jump_takes_what_the_window_needs() -> None:
     kv.check()
 
 
+@pytest.mark.parametrize("window", [1, 5, 64, 66, 70, 300])
+@pytest.mark.parametrize("ahead", [1, 8, 32, 100])
+def test_several_tokens_at_once(window: int, ahead: int) -> None:
+    """Everything that any of the tokens sees or is has a page, within what was reserved.
+
+    The tokens need not all come: the next call begins among them, or behind them.
+    """
+    rng = np.random.default_rng(window * 1000 + ahead)
+    needs = window_pages(window + ahead - 1)
+    kv = make(window, full=16, sliding=needs, ahead=ahead)
+    sequence = kv.open(1000)
+    assert sequence is not None
+    position = 0
+    while position < 1000:
+        count = min(int(rng.integers(1, ahead + 1)), 1000 - position)
+        kv.advance(sequence, position, count)
+        for seen in {max(0, position - window + 1), position, position + count - 1}:
+            assert sequence.table[SLIDING, seen // PAGE] >= 0
+            assert sequence.table[FULL, seen // PAGE] >= 0
+        assert sequence.held(SLIDING) <= needs
+        kv.check()
+        position += int(rng.integers(1, count + 1))
+    kv.close(sequence)
+    kv.check()
+    assert needs == kv.free(SLIDING)
+
+
 @pytest.mark.parametrize(("layers", "needs"), [("full", (4, 0)), ("sliding", (0, 3))])
 def test_kinds_that_a_model_lacks_need_no_pages(layers: str, needs: tuple[int, int]) -> None:
     """Without full (or sliding) layers a sequence holds no pages of that kind."""
@@ -183,3 +215,9 @@ def test_beyond_the_promise_is_refused() -> None:
     assert sequence is not None
     with pytest.raises(ValueError, match="position 64 of a sequence opened for 64"):
         kv.advance(sequence, 64)
+    with pytest.raises(ValueError, match=r"positions 63 \+ 2 of a sequence opened for 64"):
+        kv.advance(sequence, 63, 2)
+    with pytest.raises(ValueError, match="2 tokens at once, pages were reserved for 1"):
+        kv.advance(sequence, 3, 2)
+    assert kv.has_room(7 * PAGE)
+    assert not kv.has_room(7 * PAGE + 1)

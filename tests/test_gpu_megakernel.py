@@ -13,7 +13,7 @@ from mkref.machine.cuda import CudaMachine, device_sms
 from mkref.machine.host import HostMachine
 from mkref.machine.source import Ring
 from mkref.plan.build import build_plan
-from tests.decode import drive, drive_from, small_model
+from tests.decode import drive, drive_from, drive_launches, small_model
 
 pytestmark = pytest.mark.gpu
 
@@ -135,3 +135,97 @@ def test_gpu_counters_go_on_beyond_their_width(wrap: int) -> None:
     _, weights = small_model(num_hidden_layers=2)
     expected = drive_from(CudaMachine(), weights, 0, n_sm=4)
     assert expected == drive_from(CudaMachine(), weights, wrap // 4 - 3, n_sm=4)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_gpu_long_launches_equal_single_steps(name: str) -> None:
+    """Launches of one to 37 steps on the GPU, single steps on the CPU: the same tokens and bits."""
+    _, weights = small_model(**GEOMETRIES[name])
+    steps = 140 if name == "small" else 40
+    first = [prompt[:1] for prompt in PROMPTS]
+    settings: dict[str, Any] = {"temperatures": [0.0, 0.7, 0.0, 2.0], "seeds": [1, 2, 3, 4]}
+    cpu = drive(HostMachine(), weights, first, steps, n_sm=2, **settings)
+    tokens, logits = drive_launches(
+        CudaMachine(), weights, first, steps, n_sm=device_sms(), **settings
+    )
+    assert cpu.tokens.tolist() == tokens.tolist()
+    assert cpu.logits[-1].tobytes() == logits.tobytes()
+
+
+def launched(n_steps: int, **settings: Any) -> tuple[CudaMachine, np.ndarray]:
+    """A small model on all SMs, and what a launch from position 0 gave."""
+    _, weights = small_model()
+    machine = CudaMachine()
+    plan = build_plan(weights.config, device_sms(), full_pages=8, sliding_pages=8)
+    machine.load(plan, weights, 512)
+    return machine, machine.decode(launch_inputs(), n_steps, **settings)
+
+
+def launch_inputs() -> StepInputs:
+    """One sequence at position 0."""
+    table = np.arange(8, dtype=np.int32).reshape(1, 1, 8).repeat(2, axis=0)
+    return StepInputs(np.asarray([5]), np.asarray([0]), table)
+
+
+def test_gpu_gives_tokens_while_the_kernel_runs() -> None:
+    """The host hears of the first steps before the last is done."""
+    machine, expected = launched(200)
+    launch = machine.start(launch_inputs(), 200)
+    first = next(launch)
+    n_done = int(machine.shared["progress"][0])
+    assert expected[0].tolist() == first.tolist()
+    assert n_done < 200
+    assert expected[1:].tolist() == [tokens.tolist() for tokens in launch]
+
+
+def test_gpu_launch_ends_early() -> None:
+    """By a stop id, by the host, and by reading a buffer; the next launch is as if alone."""
+    machine, expected = launched(200)
+    tokens = expected[:, 0].tolist()
+    at = next(i for i in range(20, 200) if tokens[i] not in tokens[:i])
+    stops = np.full((1, 8), -1, np.int32)
+    stops[0, 7] = tokens[at]
+    stopped = machine.decode(launch_inputs(), 200, stop_ids=stops, stop_after=1)
+    assert tokens[: at + 1] == stopped[:, 0].tolist()
+    cancelled = machine.decode(launch_inputs(), 200, on_tokens=lambda step, _: step == 3)
+    assert 4 <= len(cancelled) < 200
+    assert tokens[: len(cancelled)] == cancelled[:, 0].tolist()
+    launch = machine.start(launch_inputs(), 200)
+    n_done = int(machine.read("progress")[0])
+    assert 1 <= n_done < 200
+    assert tokens[:n_done] == [int(t[0]) for t in launch]
+    assert expected.tolist() == machine.decode(launch_inputs(), 200).tolist()
+
+
+def test_gpu_survives_nan_in_a_long_launch() -> None:
+    """No token is made of NaN and none is looked up: the launch ends, the device goes on."""
+    machine, expected = launched(50)
+    gammas = machine.read("gammas")
+    machine.write("gammas", np.full_like(gammas, 0x7FC0))
+    with pytest.raises(MachineError, match="row 0 is not finite"):
+        machine.decode(launch_inputs(), 50)
+    machine.write("gammas", gammas)
+    assert expected.tolist() == machine.decode(launch_inputs(), 50).tolist()
+
+
+@pytest.mark.parametrize("rows", [16, 32])
+def test_gpu_prompt_in_blocks(rows: int) -> None:
+    """A prompt in blocks of as many tokens as a step has rows, and one by one: the same bits."""
+    _, weights = small_model()
+    prompt = np.random.default_rng(0).integers(3, 500, 150).astype(np.int32)
+    table = np.arange(8, dtype=np.int32).reshape(1, 1, 8).repeat(2, axis=0)
+    logits = []
+    for block in (1, rows):
+        machine = CudaMachine()
+        plan = build_plan(weights.config, device_sms(), full_pages=8, sliding_pages=8, rows=rows)
+        machine.load(plan, weights, 512)
+        seen = []
+        for at in range(0, len(prompt), block):
+            tokens = prompt[at : at + block]
+            n = len(tokens)
+            here = np.arange(n, dtype=np.int32)
+            machine.step(StepInputs(tokens, at + here, table.repeat(n, axis=1), earlier=here))
+            seen.append(machine.logits(n))
+        logits.append(np.concatenate(seen))
+    assert np.isfinite(logits[0]).all()
+    assert logits[0].tobytes() == logits[1].tobytes()

@@ -20,6 +20,7 @@ FLOORS = (
     ("reference", "weights"),
     ("plan",),
     ("machine",),
+    ("measure",),
     ("engine",),
     ("serve",),
     ("trace",),

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from mkref.lessons.exercise import WrongAnswerError, expect
 from mkref.lessons.predictions import forget
 from mkref.lessons.recorded import bench_record
 from mkref.paths import cuda_root
+from mkref.widgets.palette import style_of
 
 IDS = sorted(exercises())
 EXERCISE = pytest.mark.parametrize("exercise_id", IDS)
@@ -231,7 +233,7 @@ def test_number_in_quotes_is_a_number(capsys: pytest.CaptureFixture[str]) -> Non
     assert "give a number or a letter" in lines[1]
 
 
-@pytest.mark.parametrize("name", ["consumer", "stream", "wait_counter", "share", "megakernel"])
+@pytest.mark.parametrize("name", ["consumer", "run", "wait_counter", "signaller", "megakernel"])
 def test_code_is_a_whole_function_of_the_file(name: str) -> None:
     """It is found in the file word for word, from its comment to its last brace."""
     found = code(name)
@@ -284,8 +286,12 @@ def test_lesson_00_describes_the_recorded_step() -> None:
     events = list(trace)
     layers = {event.layer for event in events if event.op == "GATE_UP"}
     assert (132, list(range(49))) == (trace.n_sm, sorted(layers))
-    routers = [event for event in events if event.op == "ROUTER"]
-    assert ({0, 1, 2, 3}, 1) == ({e.sm for e in routers}, min(e.layer for e in routers))
+    orders = Counter(
+        "".join(style_of(e.op).letter for e in events if (e.sm, e.layer) == (sm, 1))
+        for sm in range(trace.n_sm)
+    )
+    assert {"QAGMGOD": 120, "RQAGMGOD": 8, "QAGMG": 4} == orders
+    assert 1 == min(event.layer for event in events if event.op == "ROUTER")
     work: dict[int, list[int]] = {layer: [] for layer in range(9)}
     for event in events:
         if event.op == "ATTENTION" and event.layer in work:

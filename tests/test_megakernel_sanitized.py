@@ -24,17 +24,20 @@ if TYPE_CHECKING:
     from mkref.machine.compiler import Sanitizer
 
 MODEL = {"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 50, "sliding_window": 40}
-ROWS = 3
 POSITIONS = (0, 63, 130)
 
 FAULTS = {
     "a task does not wait for its inputs": (
-        "if (task.wait >= 0) wait_counter(c, task.wait, task.wait_count);",
+        "if (c.lane == 0 && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);",
         "",
     ),
     "outputs are signalled before all warps are done": (
-        "consumers_sync();  // every consumer's stores now precede thread 0's release",
-        "",
+        "if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;\n    if (c.lane == 0 && signal",
+        "if (c.lane == 0 && signal",
+    ),
+    "the helper does not wait for its inputs": (
+        "if (c.lane == 0 && counter >= 0)\n        wait_counter(",
+        "if (c.lane == 0 && counter < -9)\n        wait_counter(",
     ),
     "the loader does not wait for a free stage": (
         "wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);",
@@ -78,26 +81,31 @@ class SanitizedMachine(HostMachine):
         )
 
 
-def step(machine: HostMachine, n_sm: int = 3) -> np.ndarray:
-    """Logits of one step of three ragged rows; the cache holds finite numbers."""
+def step(machine: HostMachine, n_sm: int = 3, rows: int = 3) -> np.ndarray:
+    """Logits of one step of up to three ragged rows; the cache holds finite numbers."""
     _, weights = small_model(**MODEL)
     plan = build_plan(weights.config, n_sm, full_pages=9, sliding_pages=9)
     machine.load(plan, weights, 192)
     machine.write("kv", np.full(machine.table["kv"].shape, 0x3C00, np.uint16))
-    table = np.arange(9, dtype=np.int32).reshape(1, ROWS, 3).repeat(2, axis=0)
-    positions = np.array(POSITIONS, np.int32)
-    machine.step(StepInputs(np.array([5, 6, 7], np.int32), positions, table))
-    return machine.logits(ROWS)
+    table = np.arange(9, dtype=np.int32).reshape(1, 3, 3).repeat(2, axis=0)[:, -rows:]
+    positions = np.array(POSITIONS[-rows:], np.int32)
+    machine.step(StepInputs(np.array([5, 6, 7], np.int32)[-rows:], positions, table))
+    return machine.logits(rows)
 
 
-@pytest.mark.parametrize(("seed", "n_sm"), [(0, 3), (1, 3), (0, 1)])
+@pytest.mark.parametrize(("seed", "n_sm", "rows"), [(0, 3, 3), (1, 3, 2), (0, 1, 3)])
 @pytest.mark.parametrize("sanitize", ["address", "thread"])
-def test_the_megakernel_is_clean(cache: Path, sanitize: Sanitizer, seed: int, n_sm: int) -> None:
-    """Nothing to report, and the bits of an ordinary run; one SM is seen thread by thread."""
+def test_the_megakernel_is_clean(
+    cache: Path, sanitize: Sanitizer, seed: int, n_sm: int, rows: int
+) -> None:
+    """Nothing to report, and the bits of an ordinary run; one SM is seen thread by thread.
+
+    With two rows the consumers do MERGE, with three the helper.
+    """
     machine = SanitizedMachine(cache, sanitize, "", seed)
-    logits = step(machine, n_sm)
+    logits = step(machine, n_sm, rows)
     assert (0, "") == (machine.code, machine.text)
-    assert step(HostMachine()).tobytes() == logits.tobytes()
+    assert step(HostMachine(), rows=rows).tobytes() == logits.tobytes()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

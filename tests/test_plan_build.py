@@ -94,6 +94,10 @@ def test_balance_refuses_a_batch_that_cannot_be() -> None:
     for rows, context in ((0, 1), (9, 1), (1, 0)):
         with pytest.raises(ValueError, match="1 to 8 rows"):
             balance(plan, rows=rows, context=context)
+    wide = build_plan(small_config(), 3, full_pages=8, sliding_pages=6, rows=16)
+    assert balance(wide, rows=16).total().sum() > balance(wide, rows=1).total().sum()
+    with pytest.raises(ValueError, match="1 to 16 rows"):
+        balance(wide, rows=17)
 
 
 def test_counters_have_names_and_all_their_producers() -> None:
@@ -112,15 +116,100 @@ def test_counters_have_names_and_all_their_producers() -> None:
 
 
 def test_one_task_per_sm_where_the_work_is_known_at_run_time() -> None:
-    """ATTENTION, MERGE, GATE_UP and HEAD have a task on every SM in every layer; one SAMPLE."""
+    """ATTENTION and MERGE have a task on every SM in every layer, GATE_UP two halves of one."""
     n_sm, plan = 40, small_plan(40)
     ops = [Op(task.op) for _, _, task in plan]
-    for op in (Op.ATTENTION, Op.MERGE, Op.GATE_UP):
-        assert n_sm * plan.config.num_hidden_layers == ops.count(op)
-    assert n_sm == ops.count(Op.HEAD)
-    assert ops.count(Op.SAMPLE) == 1
+    for op, n in ((Op.ATTENTION, 1), (Op.MERGE, 1), (Op.GATE_UP, 2)):
+        assert n * n_sm * plan.config.num_hidden_layers == ops.count(op)
+    for op in (Op.HEAD, Op.SAMPLE):
+        assert n_sm == ops.count(op)
     assert plan.n_tasks == len(ops)
     assert n_sm == plan.n_sm
+
+
+def test_the_merge_lies_between_the_halves_of_gate_up() -> None:
+    """Slots 2 sm and 2 sm + 1 of twice as many as there are SMs; SAMPLE is every SM's last task."""
+    n_sm, plan = 7, small_plan(7)
+    slots = (Op.ATTENTION, Op.GATE_UP, Op.MERGE)
+    for sm, tasks in enumerate(plan.tasks):
+        for layer in range(plan.config.num_hidden_layers):
+            mine = [(t.op, t.first, t.count) for t in tasks if t.layer == layer and t.op in slots]
+            expected = [
+                (Op.ATTENTION, sm, n_sm),
+                (Op.GATE_UP, 2 * sm, 2 * n_sm),
+                (Op.MERGE, sm, n_sm),
+                (Op.GATE_UP, 2 * sm + 1, 2 * n_sm),
+            ]
+            assert expected == mine
+        assert (Op.SAMPLE, sm, n_sm, n_sm) == (
+            *tasks[-1].words()[:1],
+            *tasks[-1].words()[2:4],
+            n_sm,
+        )
+        assert n_sm == tasks[-1].index
+
+
+def test_the_rows_of_the_router_are_spread() -> None:
+    """With more SMs than row blocks, no SM has two; before its other rows, where it has some."""
+    plan = build_plan(NORTH_MINI_CODE, 132, full_pages=128, sliding_pages=65)
+    for layer in range(1, plan.config.num_hidden_layers):
+        routers = [(sm, t.count) for sm, _, t in plan if (t.op, t.layer) == (Op.ROUTER, layer)]
+        assert [1] * 8 == [count for _, count in routers]
+        assert min(np.diff([sm for sm, _ in routers])) >= 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, set()),
+        ({"first_k_dense_replace": 0}, set()),
+        ({"first_k_dense_replace": 3}, set()),
+        ({"first_k_dense_replace": 4}, {4}),
+        ({"first_k_dense_replace": 5}, {0, 1, 2, 3, 4}),
+        ({"num_hidden_layers": 1, "first_k_dense_replace": 0}, {0}),
+        ({"num_hidden_layers": 2, "first_k_dense_replace": 0}, set()),
+    ],
+)
+def test_loaders_wait_for_pages_where_no_router_tells(
+    changes: dict[str, object], layers: set[int]
+) -> None:
+    """Layers without another sparse layer: their loaders wait for the merges of the step before."""
+    plan = small_plan(3, **changes)
+    attention = [task for _, _, task in plan if task.op == Op.ATTENTION]
+    assert layers == {task.layer for task in attention if task.route_wait != NO_COUNTER}
+    for task in attention:
+        if task.layer in layers:
+            counter = plan.counters[task.route_wait]
+            assert (f"merge{task.layer}", 3) == (counter.name, task.route_count)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32])
+def test_buffers_follow_the_rows_of_the_plan(rows: int) -> None:
+    """Twice the rows, twice the activations; not the columns of a group of query heads."""
+    plan = build_plan(small_config(), 3, full_pages=8, sliding_pages=6, rows=rows)
+    assert rows == plan.rows == Plan.from_dict(json.loads(json.dumps(plan.to_dict()))).rows
+    table = buffer_table(plan, 300)
+    assert (2, rows, 96) == table["x"].shape
+    assert (rows, 2, 2, 8, 16) == table["q"].shape
+    assert (rows, 2, 3, 8, 32) == table["part_o"].shape
+    assert (256, rows) == table["tokens_out"].shape
+    assert (rows, 8) == table["stop_ids"].shape
+    assert min(12, 3 * rows) == max_active(plan.config, rows)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 12, 64, 8.0, True, "8", None])
+def test_rows_that_no_kernel_has(rows: object) -> None:
+    """In `build_plan` and in a file."""
+    with pytest.raises(PlanError, match=r"rows: .* rows of a batch, must be one of \(8, 16, 32\)"):
+        Plan.from_dict({**small_plan().to_dict(), "rows": rows})
+    with pytest.raises(PlanError, match=r"rows: .* rows of a batch, must be one of \(8, 16, 32\)"):
+        build_plan(
+            small_config(),
+            3,
+            full_pages=1,
+            sliding_pages=1,
+            rows=rows,  # type: ignore[arg-type]
+        )
 
 
 def test_words_round_trip() -> None:
@@ -140,7 +229,7 @@ def test_words_round_trip() -> None:
 def test_a_saved_plan_of_another_version_is_refused() -> None:
     """Another format or task record: one line that says what to do."""
     data = small_plan().to_dict()
-    changes: list[dict[str, object]] = [{"format": "mkref-plan-0"}, {"fields": ["op"]}]
+    changes: list[dict[str, object]] = [{"format": "mkref-plan-1"}, {"fields": ["op"]}]
     for change in changes:
         with pytest.raises(PlanError, match="build it again with `mkref plan`"):
             Plan.from_dict({**data, **change})
@@ -203,7 +292,7 @@ def test_buffer_table_has_every_buffer_of_the_kernel() -> None:
     plan = small_plan(5)
     config, table = plan.config, buffer_table(plan, 300)
     assert list(BUFFERS) == list(table)
-    assert max_active(config) == config.num_experts
+    assert max_active(config, 8) == config.num_experts
     assert max(config.num_experts * 48, 112) * 8 == table["h"].shape[0]
     assert table["part_o"].shape == (8, 2, 3, 8, 32)  # 300 tokens: 5 pages, 3 chunks
     assert table["page_table"].shape == (2, 8, 5)
@@ -211,4 +300,4 @@ def test_buffer_table_has_every_buffer_of_the_kernel() -> None:
     dense = small_plan(5, first_k_dense_replace=5, intermediate_size=50)
     assert (112 * 8,) == buffer_table(dense, 300)["h"].shape
     few = small_plan(5, num_experts=128, num_experts_per_tok=1)
-    assert max_active(few.config) == 8
+    assert max_active(few.config, 8) == 8

@@ -82,10 +82,10 @@ def test_experts_that_are_never_released_stop_the_loader() -> None:
 
 
 def test_experts_that_are_released_too_early_are_missed() -> None:
-    """DOWN after GATE_UP gave them back."""
+    """The second half of GATE_UP after the first gave them back."""
     weights = model()
     plan = change(plan_for(weights, 1), Op.GATE_UP, 2, 0, flags=Flag.RELEASE)
-    with pytest.raises(PlanError, match="DOWN of layer 2.* after it released them"):
+    with pytest.raises(PlanError, match="GATE_UP of layer 2.* after it released them"):
         fresh(plan, weights).run(1, 0)
 
 
@@ -134,7 +134,7 @@ def test_the_words_in_the_buffer_are_what_runs() -> None:
     logits = interpreter.buffers["logits"][0]
     assert np.isfinite(logits[:32]).all()
     assert np.isnan(logits[32:]).all()
-    assert interpreter.buffers["next_tokens"][0] == logits[:32].argmax()
+    assert interpreter.buffers["tokens_out"][0, 0] == logits[:32].argmax()
 
 
 def test_a_plan_without_tasks_is_over_at_once() -> None:

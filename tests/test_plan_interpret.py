@@ -1,4 +1,6 @@
-"""Whole decode steps in the interpreter: against the reference; the same bits in every order."""
+"""Whole decode steps in the interpreter: against the reference; the same bits in every order,
+batch and launch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,21 @@ import torch
 from mkref.errors import MachineError, PlanError
 from mkref.machine.interpreter import InterpreterMachine
 from mkref.plan import NO_COUNTER, Plan, verify
+from mkref.plan.interpret_ops import NO_TOKEN
 from mkref.reference.model import Reference
 from mkref.reference.sampling import sample
 from tests.decode import drive
-from tests.steps import REQUESTS, Outcome, Request, model, plan_for, two_steps
+from tests.steps import (
+    REQUESTS,
+    Outcome,
+    Request,
+    feed,
+    fresh,
+    model,
+    plan_for,
+    some_steps,
+    two_steps,
+)
 
 if TYPE_CHECKING:
     from mkref.weights.packed import PackedWeights
@@ -63,19 +76,21 @@ def test_logits_are_those_of_the_reference(seed: int, changes: dict[str, object]
 
 
 def test_bits_depend_on_the_request_alone() -> None:
-    """SM counts, orders, neighbours, the place in the batch and pages change nothing."""
+    """SM counts, orders, neighbours, the place in the batch, its size and pages change nothing."""
     weights = model()
     alone = [two_steps(weights, [r], plan_for(weights, 1)) for r in REQUESTS]
-    for n_sm, order, names, page_seed in (
-        (1, None, [0, 1, 2, 3, 4, 5], 1),
-        (2, 1, [5, 4, 3, 2, 1, 0], 2),
-        (4, None, [3, 0, 5, 1], 3),
-        (7, 3, [4, 4, 0, 1, 2, 5, 3, 3], 4),
-        (40, 5, [2, 4], 5),
+    for n_sm, order, names, rows in (
+        (1, None, [0, 1, 2, 3, 4, 5], 8),
+        (2, 1, [5, 4, 3, 2, 1, 0], 16),
+        (4, None, [3, 0, 5, 1], 8),
+        (7, 3, [4, 4, 0, 1, 2, 5, 3, 3], 8),
+        (5, 4, [4, 1, 0, 5, 2, 5, 3, 3, 1, 0, 2, 4, 5], 16),
+        (3, None, 5 * [5, 3, 0, 1, 4, 2], 32),
+        (40, 5, [2, 4], 32),
     ):
-        plan = plan_for(weights, n_sm)
+        plan = plan_for(weights, n_sm, rows)
         requests = [REQUESTS[i] for i in names]
-        got = two_steps(weights, requests, plan, order=order, page_seed=page_seed)
+        got = two_steps(weights, requests, plan, order=order, page_seed=n_sm)
         for row, i in enumerate(names):
             assert alone[i].bits[0] == got.bits[row], (n_sm, i)
             assert alone[i].tokens[0] == got.tokens[row], (n_sm, i)
@@ -95,6 +110,63 @@ def test_bits_are_the_same_for_other_geometries(changes: dict[str, object]) -> N
     one = two_steps(weights, REQUESTS, plan_for(weights, 1))
     seven = two_steps(weights, REQUESTS, plan_for(weights, 7), order=0, page_seed=9)
     assert one == seven
+
+
+def test_steps_of_one_launch_are_those_of_many() -> None:
+    """Each SM feeds what it sampled itself, at positions that move on; over the end of a page."""
+    weights = model()
+    plan = plan_for(weights, 3)
+    many = some_steps(feed(weights, REQUESTS, plan), 6, 5, one_launch=False)
+    interpreter = feed(weights, REQUESTS, plan, order=2)
+    b = interpreter.buffers
+    b["progress"][0] = 0
+    assert many == some_steps(interpreter, 6, 5, one_launch=True)
+    assert [5, 0] == b["progress"].tolist()
+    assert [request.position for request in REQUESTS] == b["positions"][:6].tolist()
+    last = [tokens[-1] for tokens in many.tokens]
+    assert 3 * [[*last, NO_TOKEN, NO_TOKEN]] == interpreter.sampled.tolist()
+
+
+def test_distinct_experts_are_counted_once_per_layer_and_step() -> None:
+    """By one SM for all: at least those of one row, at most those of every row; dense is one."""
+    weights = model()
+    one = feed(weights, REQUESTS[:1], plan_for(weights, 3))
+    some_steps(one, 1, 3, one_launch=True)
+    assert [3 * 1, *4 * [3 * 3]] == one.buffers["active_experts"].tolist()
+    six = feed(weights, REQUESTS, plan_for(weights, 3), order=0)
+    six.run(6, 0)
+    logits = six.buffers["router_logits"][:6]  # of the last layer
+    distinct = np.unique(np.argsort(-logits, axis=1, kind="stable")[:, :3])
+    assert [1, len(distinct)] == six.buffers["active_experts"][[0, 4]].tolist()
+    assert 3 < len(distinct) <= 12
+
+
+def test_a_launch_ends_by_stop_ids_or_by_a_wish_of_the_host() -> None:
+    """As the buffers say after a step; the wish is seen in the step in which it is there."""
+    weights = model(num_hidden_layers=1)
+    plan = plan_for(weights, 2)
+    tokens = some_steps(feed(weights, REQUESTS, plan), 6, 3, one_launch=True).tokens
+    interpreter = feed(weights, REQUESTS, plan)
+    b = interpreter.buffers
+    b["stop_ids"][2, 5] = tokens[2][1]
+    b["stop_ids"][4, 0] = tokens[4][2]
+    first = [
+        list(row).index(stop)
+        for row, stop in ((tokens[2], tokens[2][1]), (tokens[4], tokens[4][2]))
+    ]
+    for step in range(3):
+        interpreter.run(6, step, step)
+        stopped = sum(step >= at for at in first)
+        assert [False, stopped >= 1, stopped >= 2, False] == [
+            interpreter.ends(6, step, n) for n in range(4)
+        ]
+    interpreter = fresh(plan, weights)
+    b = interpreter.buffers
+    interpreter.run(1, 0, 0)
+    b["progress"][1] = 1
+    assert not interpreter.ends(1, 0, 0)
+    interpreter.run(1, 1, 1)
+    assert interpreter.ends(1, 1, 0)
 
 
 def test_tokens_are_sampled_as_the_reference_samples() -> None:
@@ -159,8 +231,8 @@ def differs(
     expected: Outcome,
     order: int | None,
 ) -> bool:
-    """Does a plan with a missing wait compute something else, or NaN from poisoned buffers?"""
+    """Does a plan with a missing wait compute something else, or stumble over poison?"""
     try:
         return two_steps(weights, requests, plan, order=order) != expected
-    except MachineError:
+    except (MachineError, PlanError):
         return True

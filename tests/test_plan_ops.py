@@ -6,9 +6,12 @@ rows changed. What may differ from float64 is stated in `tests.desk`.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from mkref.errors import PlanError
 from mkref.plan import Flag, Op, Task
 from mkref.plan import interpret_ops as ops
 from mkref.plan.memory import UnpackedWeights
@@ -30,12 +33,34 @@ def test_embed_copies_the_rows_of_the_tokens() -> None:
     tokens = [0, 516, 17, 15, 255]
     desk.buffers["tokens"][:5] = tokens
     task = desk.task(Op.EMBED, 0)
-    desk.run("x", do=lambda: ops.embed(desk.step, task))
+    desk.run("x", do=lambda: ops.embed(desk.step, task, desk.sampled))
     x, out = desk.buffers["x"], outputs(task)
     assert np.array_equal(desk.weight("model.embed_tokens.weight")[tokens, out], x[0, :5, out])
     assert untouched(x[0, 5:])
     assert untouched(x[1])
     assert untouched(np.delete(x[0], np.r_[out], axis=1))
+
+
+def test_embed_goes_on_with_the_tokens_that_its_sm_sampled() -> None:
+    """From the second step of a launch on; those of the host are poison here."""
+    desk = Desk()
+    desk.step.launch_step = 1
+    desk.sampled[:5] = tokens = [3, 500, 16, 31, 8]
+    task = desk.task(Op.EMBED, 0)
+    desk.run("x", do=lambda: ops.embed(desk.step, task, desk.sampled))
+    out = outputs(task)
+    expected = desk.weight("model.embed_tokens.weight")[tokens, out]
+    assert np.array_equal(expected, desk.buffers["x"][0, :5, out])
+
+
+@pytest.mark.parametrize("token", [-1, 517, ops.NO_TOKEN])
+def test_embed_refuses_what_is_no_token(token: int) -> None:
+    """A SAMPLE that found nothing, or did not run, is an error that names the row."""
+    desk = Desk()
+    desk.step.launch_step = 1
+    desk.sampled[:5] = [3, 500, token, 31, 8]
+    with pytest.raises(PlanError, match=rf"row 2 finds {token} for a token; 0\.\.516 exist"):
+        ops.embed(desk.step, desk.task(Op.EMBED, 0), desk.sampled)
 
 
 def test_normalised_x_is_rmsnorm() -> None:
@@ -52,17 +77,18 @@ def test_router() -> None:
     desk = Desk()
     desk.set_x(2)
     expected, tolerance = product(desk.normed(2), desk.weight("model.layers.2.mlp.gate.weight"))
-    task = next(t for t in desk.plan.tasks[0] if (t.op, t.layer) == (Op.ROUTER, 2))
-    desk.run("router_logits", do=lambda: ops.router(desk.step, task))
+    tasks = [t for _, _, t in desk.plan if (t.op, t.layer) == (Op.ROUTER, 2)]
+    desk.run("router_logits", do=lambda: every(ops.router, desk, tasks))
     logits = desk.buffers["router_logits"]
     assert close(expected, logits[:5], tolerance)
     assert untouched(logits[5:])
 
 
-@pytest.mark.parametrize("layer", [0, 1, 4])
-def test_qkv(layer: int) -> None:
+@pytest.mark.parametrize(("layer", "launch_step"), [(0, 0), (1, 0), (1, 9), (4, 3)])
+def test_qkv(layer: int, launch_step: int) -> None:
     """Dense with rotation, sliding with rotation, full without; all three SMs together."""
     desk = Desk()
+    desk.step.launch_step = launch_step
     c, n = desk.config, desk.rows
     desk.set_x(layer)
     prefix = f"model.layers.{layer}.self_attn."
@@ -72,7 +98,7 @@ def test_qkv(layer: int) -> None:
         value, tolerance = (a.reshape(n, heads, -1) for a in (value, tolerance))
         if name != "v" and c.uses_rope(layer):
             frequency = c.rope_theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
-            angle = np.array(POSITIONS)[:, None, None] * frequency
+            angle = (np.array(POSITIONS)[:, None, None] + launch_step) * frequency
             a, b = value[..., 0::2], value[..., 1::2]
             turned = (a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle))
             value = np.stack(turned, axis=-1).reshape(value.shape)
@@ -96,25 +122,26 @@ def test_qkv(layer: int) -> None:
     assert untouched(q[:, :, :, c.group_size :])
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-def test_gate_up(layer: int) -> None:
+@pytest.mark.parametrize(("layer", "batch"), [(0, 8), (2, 8), (0, 16), (2, 32)])
+def test_gate_up(layer: int, batch: int) -> None:
     """silu(gate) * up of every active expert and row, dense and sparse, in B order; no more."""
-    desk = Desk()
+    desk = Desk(batch=batch)
     c, n = desk.config, desk.rows
     desk.set_x(layer)
     dense, width = c.is_dense(layer), c.mlp_width(layer)
     route = find_experts(layer, desk.normal(n, c.num_experts), c)
-    route = Route(layer, (0,), np.ones((1, 8), np.float32)) if dense else route
+    route = Route(layer, (0,), np.ones((1, n), np.float32)) if dense else route
     tasks = [t for _, _, t in desk.plan if (t.op, t.layer) == (Op.GATE_UP, layer)]
+    assert len(tasks) == 2 * 3
     desk.run("h", do=lambda: every(ops.gate_up, desk, tasks, route))
-    size = width * 8
+    size = width * batch
     for active, expert in enumerate(route.experts):
         prefix = f"model.layers.{layer}.mlp." + ("" if dense else f"experts.{expert}.")
         gate, gate_error = product(desk.normed(layer), desk.weight(prefix + "gate_proj.weight"))
         up, up_error = product(desk.normed(layer), desk.weight(prefix + "up_proj.weight"))
         expected = silu(gate) * up
         tolerance = 1.2 * np.abs(up) * gate_error + np.abs(silu(gate)) * up_error
-        h = desk.buffers["h"][active * size : (active + 1) * size].reshape(-1, 8, 16)
+        h = desk.buffers["h"][active * size : (active + 1) * size].reshape(-1, batch, 16)
         got = from_bf16(from_b_order(h[:, :n]))
         assert close(expected, got, tolerance + 1.01 * BF16 * np.abs(expected))
         assert untouched(h[:, n:])
@@ -140,23 +167,23 @@ def test_o_proj() -> None:
     assert untouched(np.delete(x_mid, np.r_[out], axis=1))
 
 
-@pytest.mark.parametrize("layer", [0, 2])
-def test_down(layer: int) -> None:
+@pytest.mark.parametrize(("layer", "batch"), [(0, 8), (2, 8), (0, 32), (2, 16)])
+def test_down(layer: int, batch: int) -> None:
     """x_mid + the chosen experts, weighted; h of an expert that a row did not choose is NaN."""
-    desk = Desk()
+    desk = Desk(batch=batch)
     c, n = desk.config, desk.rows
     dense, width = c.is_dense(layer), c.mlp_width(layer)
     route = find_experts(layer, desk.normal(n, c.num_experts), c)
-    route = Route(layer, (0,), np.ones((1, 8), np.float32)) if dense else route
+    route = Route(layer, (0,), np.ones((1, n), np.float32)) if dense else route
     x_mid = desk.normal(n, c.hidden_size)
     desk.buffers["x_mid"][:n] = x_mid
     expected, tolerance = x_mid.astype(np.float64), np.zeros(x_mid.shape)
-    size = width * 8
+    size = width * batch
     for active, expert in enumerate(route.experts):
         scores = route.scores[expert, :n].astype(np.float64)[:, None]
         words = to_bf16(desk.normal(n, width))
         mine = scores[:, 0] > 0
-        h = desk.buffers["h"][active * size : (active + 1) * size].reshape(-1, 8, 16)
+        h = desk.buffers["h"][active * size : (active + 1) * size].reshape(-1, batch, 16)
         h[:, np.flatnonzero(mine)] = to_b_order(words[mine])
         prefix = f"model.layers.{layer}.mlp." + ("" if dense else f"experts.{expert}.")
         weight = desk.weight(prefix + "down_proj.weight")
@@ -174,32 +201,40 @@ def test_down(layer: int) -> None:
     assert untouched(x_next[n:])
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.25])
-def test_head_and_sample(scale: float) -> None:
-    """Logits; the best token of each SM's rows; the best of all, with and without temperature."""
+@pytest.mark.parametrize(("scale", "launch_step"), [(1.0, 0), (0.25, 3)])
+def test_head_and_sample(scale: float, launch_step: int) -> None:
+    """Logits; the best token of each SM's rows; the best of all, with and without temperature.
+
+    Every SM keeps the tokens; slot 0 tells the host.
+    """
     desk = Desk(logit_scale=scale)
     n, b = desk.rows, desk.buffers
+    desk.step.launch_step = launch_step
     desk.set_x(5)
     b["temperatures"][:n] = [0.0, 1.0, 0.7, 0.0, 30.0]
     seeds = np.array([1, 2, 3, 4, 2**63 + 5], dtype=np.uint64)
     b["seeds"][:n] = seeds.view(np.uint32).reshape(n, 2)
     expected, tolerance = product(desk.normed(5), desk.weight("model.embed_tokens.weight"))
     tasks = [t for _, _, t in desk.plan if t.op == Op.HEAD]
-    names = ("logits", "best_values", "best_tokens")
-    desk.run(*names, do=lambda: every(ops.head, desk, tasks))
+    desk.run("logits", "best_values", "best_tokens", do=lambda: every(ops.head, desk, tasks))
     assert close(scale * expected, b["logits"][:n], scale * tolerance)
     assert untouched(b["logits"][n:])
     assert desk.step.not_finite is None
-    desk.run("next_tokens", do=lambda: ops.sample(desk.step, desk.plan.tasks[0][-1]))
-    for row in range(n):
-        token = draw(
-            b["logits"][row], float(b["temperatures"][row]), int(seeds[row]), POSITIONS[row]
-        )
-        assert token == b["next_tokens"][row]
-    assert untouched(b["next_tokens"][n:])
+    for sm, published in ((2, ()), (1, ()), (0, ("tokens_out", "progress"))):
+        own = np.full(8, -1, dtype=np.int64)
+        desk.run(*published, do=partial(ops.sample, desk.step, desk.plan.tasks[sm][-1], own))
+        for row in range(n):
+            settings = (float(b["temperatures"][row]), int(seeds[row]))
+            token = draw(b["logits"][row], *settings, POSITIONS[row] + launch_step)
+            assert token == own[row]
+        assert untouched(own[n:])
+    assert own[:n].tolist() == b["tokens_out"][launch_step, :n].tolist()
+    assert untouched(b["tokens_out"][launch_step, n:])
+    assert untouched(np.delete(b["tokens_out"], launch_step, axis=0))
+    assert [launch_step + 1, 0] == b["progress"].tolist()
     for row in (0, 3):
         best = int(b["logits"][row].argmax())
-        assert best == b["next_tokens"][row]
+        assert best == own[row]
         owner = next(t.index for t in tasks if outputs(t).start <= best < outputs(t).stop)
         assert (b["logits"][row, best], best) == (
             b["best_values"][owner, row],
@@ -214,8 +249,8 @@ def test_head_takes_the_lowest_of_equal_logits_and_never_a_nan() -> None:
     b["temperatures"][:2] = 0
     b["best_values"][:, :2] = [[1.0, np.inf], [1.0, -np.inf], [0.5, np.inf]]
     b["best_tokens"][:, :2] = [[9, 400], [3, 0x7FFFFFFF], [1, 300]]
-    ops.sample(desk.step, desk.plan.tasks[0][-1])
-    assert [3, 300] == b["next_tokens"][:2].tolist()
+    ops.sample(desk.step, desk.plan.tasks[0][-1], desk.sampled)
+    assert [3, 300] == desk.sampled[:2].tolist()
 
     x = desk.set_x(5)
     b["x"][1, 1] = np.nan
@@ -229,6 +264,24 @@ def test_head_takes_the_lowest_of_equal_logits_and_never_a_nan() -> None:
 
     ops.head(desk.step, Task(Op.HEAD, 5, 0, 0, index=2))
     assert [0x7FFFFFFF] * 2 == b["best_tokens"][2, :2].tolist()
+
+
+@pytest.mark.parametrize("wish", [1, -1])
+def test_the_first_head_looks_for_a_wish_to_end(wish: int) -> None:
+    """Slot 0 alone copies it, in every step anew, as 0 or 1."""
+    desk = Desk(1)
+    desk.set_x(5)
+    desk.buffers["temperatures"][0] = 0
+    control, progress = desk.buffers["control"], desk.buffers["progress"]
+    first, *others = [next(t for t in tasks if t.op == Op.HEAD) for tasks in desk.plan.tasks]
+    progress[1] = wish
+    every(ops.head, desk, others)
+    assert [0, 0, 0, 0] == control.tolist()
+    ops.head(desk.step, first)
+    assert [1, 0, 0, 0] == control.tolist()
+    progress[1] = 0
+    ops.head(desk.step, first)
+    assert [0, 0, 0, 0] == control.tolist()
 
 
 def test_weights_are_kept_within_their_budget() -> None:

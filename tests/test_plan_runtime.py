@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from mkref.plan import Op, Task
-from mkref.plan.runtime import attention_items, dense_route, find_experts, segments
+from mkref.plan.runtime import (
+    attention_items,
+    dense_route,
+    find_experts,
+    launch_ends,
+    segments,
+    stopped_rows,
+)
+from mkref.plan.share import share
 from mkref.reference.sampling import router_scores
 from tests.decode import small_config
 
@@ -53,7 +61,7 @@ def test_every_page_of_an_item_has_a_visible_key() -> None:
 
 @pytest.mark.parametrize("norm_topk_prob", [False, True])
 def test_experts_are_those_of_the_reference(norm_topk_prob: bool) -> None:
-    """Same experts and scores as `router_scores`; the union is ascending; idle rows choose none."""
+    """Same experts and scores as `router_scores`; the union is ascending."""
     config = small_config(norm_topk_prob=norm_topk_prob)
     logits = np.random.default_rng(1).standard_normal((5, 12)).astype(np.float32)
     logits[2] = 0.5  # ties: the lowest ids
@@ -64,7 +72,7 @@ def test_experts_are_those_of_the_reference(norm_topk_prob: bool) -> None:
     assert np.array_equal(scores, route.scores[ids, np.arange(5)[:, None]])
     assert 5 * 3 == np.count_nonzero(route.scores)
     assert sorted(set(ids.ravel().tolist())) == list(route.experts)
-    assert not route.scores[:, 5:].any()
+    assert (12, 5) == route.scores.shape
 
 
 def test_a_nan_loses_against_every_number() -> None:
@@ -79,9 +87,9 @@ def test_a_nan_loses_against_every_number() -> None:
 
 
 def test_a_dense_layer_is_one_expert_with_score_one() -> None:
-    """For all eight rows."""
-    route = dense_route(3)
-    assert (3, (0,), np.ones((1, 8)).tolist()) == (
+    """For all rows."""
+    route = dense_route(3, 20)
+    assert (3, (0,), np.ones((1, 20)).tolist()) == (
         route.layer,
         route.experts,
         route.scores.tolist(),
@@ -90,14 +98,38 @@ def test_a_dense_layer_is_one_expert_with_score_one() -> None:
 
 @pytest.mark.parametrize("n_active", [1, 3, 64])
 @pytest.mark.parametrize("n_slots", [1, 4, 7, 132])
-def test_segments_cover_all_active_experts_once(n_active: int, n_slots: int) -> None:
-    """In order, and as even as granules allow."""
-    task = Task(Op.GATE_UP, 0, 0, n_slots, blocks=6)
+@pytest.mark.parametrize("beside", [0, 5, 328])
+def test_segments_cover_all_active_experts_once(n_active: int, n_slots: int, beside: int) -> None:
+    """In order; with what the slots have of another operator, as even as granules allow."""
+    task = Task(Op.GATE_UP, 0, 0, 2 * n_slots, blocks=6, index=beside)
     seen, sizes = [], []
     for slot in range(n_slots):
-        parts = list(segments(replace(task, first=slot), n_active))
-        sizes.append(sum(part.count for part in parts))
-        for part in parts:
-            seen += [(part.active, g) for g in range(part.first, part.first + part.count)]
+        begin, end = share(beside, n_slots, slot)
+        sizes.append(end - begin if 6 * n_active >= n_slots else 0)
+        for half in (2 * slot, 2 * slot + 1):
+            for part in segments(replace(task, first=half), n_active):
+                sizes[-1] += part.count
+                seen += [(part.active, g) for g in range(part.first, part.first + part.count)]
     assert [(a, g) for a in range(n_active) for g in range(6)] == seen
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_row_stops_at_one_of_its_own_ids_and_stays_stopped() -> None:
+    """Whatever it makes afterwards; ids below 0 are none, also against a token that is none."""
+    stop_ids = np.full((4, 8), -1)
+    stop_ids[0, :2], stop_ids[1, 7], stop_ids[2, 0] = [7, 9], 9, 3
+    tokens = np.array([[5, 7, 9, 3], [9, 7, 1, -1], [5, 9, 2, 9]])
+    assert [0, 1, 2] == [stopped_rows(tokens[: n + 1], stop_ids) for n in range(3)]
+    assert 1 == stopped_rows(tokens[:, :1], stop_ids[:1])
+    assert 0 == stopped_rows(tokens[:, 2:], stop_ids[2:])
+
+
+def test_a_launch_ends_when_enough_rows_have_stopped_or_on_request() -> None:
+    """`stop_after` 0 never ends it; a wish of the host always does."""
+    stop_ids = np.array([[4, -1], [4, 6], [-1, -1]])
+    tokens = np.array([[4, 5, 4], [1, 6, 4]])
+    for steps, stopped in ((1, 1), (2, 2)):
+        part = tokens[:steps]
+        ends = [launch_ends(part, stop_ids, n, cancelled=False) for n in (0, 1, 2, 3)]
+        assert [False, stopped >= 1, stopped >= 2, False] == ends
+        assert all(launch_ends(part, stop_ids, n, cancelled=True) for n in (0, 3))

@@ -198,7 +198,7 @@ def test_contract_mode_is_a_rounding_of_the_same_model(index: int) -> None:
 
 
 def test_contract_attention_equals_plain_softmax() -> None:
-    """Pages, chunks and merge give softmax attention: within bfloat16 of float64, any window."""
+    """Chunks and merge give softmax attention: within bfloat16 of float64, any window."""
     config = contract_config(0)
     contract = Reference(config, synthetic_weights(config), numerics="contract").rounding
     torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Traces: stamps beside tasks, files, sums."""
+"""Traces: stamps beside tasks, files, sums. Stages of the ring: test_trace_stages.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,22 @@ from mkref.trace.events import ABSENT, BEGIN, END, READY, Trace
 from mkref.trace.storage import load_trace, save_trace, trace_from_dict, trace_to_dict
 from mkref.trace.summary import by_op, describe, shares, slowest_sm
 from tests.example_traces import COST, START, example_trace, played, small_plan
+from tests.tree import ROOT
+
+RECORDED = ROOT / "notebooks" / "data" / "trace_nano_host.json.gz"
 
 
 def equal(a: Trace, b: Trace) -> bool:
     """Whether two traces say the same."""
     columns = all(np.array_equal(a.columns[name], b.columns[name]) for name in a.columns)
     same = (a.ops, a.counters, a.provenance) == (b.ops, b.counters, b.provenance)
-    return columns and same and np.array_equal(a.times, b.times)
+    if a.stages is None or b.stages is None:
+        return columns and same and a.stages is b.stages and np.array_equal(a.times, b.times)
+    stages = a.stages.ring == b.stages.ring and all(
+        np.array_equal(getattr(a.stages, name), getattr(b.stages, name))
+        for name in ("sm", "times", "since")
+    )
+    return columns and same and stages and np.array_equal(a.times, b.times)
 
 
 def test_events_are_the_tasks_of_the_plan() -> None:
@@ -39,7 +48,7 @@ def test_events_are_the_tasks_of_the_plan() -> None:
 
 
 def test_times_start_at_zero() -> None:
-    """Times count from the first stamp, however large the clock is; waits and work follow."""
+    """Times count from the first task, however large the clock is; waits and work follow."""
     plan = small_plan(2)
     stamps = played(plan)
     trace = Trace.from_plan(plan, stamps)
@@ -47,6 +56,17 @@ def test_times_start_at_zero() -> None:
     assert np.array_equal(stamps.astype(np.int64) - START, trace.times)
     event = next(iter(trace))
     assert (event.ready - event.begin, event.end - event.ready) == (event.wait_ns, event.work_ns)
+
+
+def test_what_came_before_the_step_is_at_its_beginning() -> None:
+    """In a launch of several steps the loader and the helper are ahead: the step is no longer."""
+    plan = small_plan(2)
+    stamps = played(plan)
+    span = Trace.from_plan(plan, stamps).span_ns
+    merge = next(i for i, (_, _, t) in enumerate(plan) if t.op == Op.MERGE)
+    stamps[merge, BEGIN] = stamps[0, 3] = START - 700
+    trace = Trace.from_plan(plan, stamps)
+    assert (0, 0, span) == (trace.event(merge).begin, trace.event(0).issued, trace.span_ns)
 
 
 @pytest.mark.parametrize("nothing", [0, 2**64 - 1], ids=["zero", "poison"])
@@ -83,9 +103,50 @@ def test_refuses_time_that_runs_backwards(column: int) -> None:
     """Inside a task, and between a task and the one before it on the same SM."""
     plan = small_plan(2)
     stamps = played(plan)
-    stamps[4, column] = stamps[4, END] + 5 if column else stamps[3, END] - 5
-    with pytest.raises(MachineError, match="task 4 on SM 0"):
+    stamps[3, column] = stamps[3, END] + 5 if column else stamps[2, END] - 5
+    with pytest.raises(MachineError, match="task 3 on SM 0"):
         Trace.from_plan(plan, stamps)
+
+
+def test_merge_runs_beside_the_others() -> None:
+    """It may overlap the tasks around it, and so may no other; in an older trace none does."""
+    trace = example_trace(4)
+    assert {"MERGE"} == {event.op for event in trace if event.beside}
+    assert all(event.beside for event in trace if event.op == "MERGE")
+    assert not load_trace(RECORDED).beside.any()
+
+
+def test_merges_of_an_sm_follow_one_another() -> None:
+    """Time does not run backwards on the helper either."""
+    plan = small_plan(2)
+    stamps = played(plan)
+    first, second = [i for i, (sm, _, t) in enumerate(plan) if (sm, t.op) == (0, Op.MERGE)][:2]
+    stamps[second, BEGIN] = stamps[first, END] - 5
+    with pytest.raises(MachineError, match=f"task {second} on SM 0"):
+        Trace.from_plan(plan, stamps)
+
+
+def test_one_task_after_another_has_nothing_beside() -> None:
+    """In a trace where a MERGE waits for its turn, as in the interpreter, it counts like others."""
+    plan = small_plan(2)
+    times = START + 100 * np.arange(plan.n_tasks, dtype=np.uint64)
+    stamps = np.column_stack([times, times + 10, times + 90, times + 50])
+    trace = Trace.from_plan(plan, stamps)
+    assert not trace.beside.any()
+    assert shares(trace).work == pytest.approx(80 * plan.n_tasks / 2 / trace.span_ns)
+
+
+def test_what_ran_ahead_of_the_last_step_is_dropped() -> None:
+    """A launch that ended early: the helper saw a MERGE, the loader issued, both for no step."""
+    plan = small_plan(2)
+    stamps = played(plan)
+    merge = next(i for i, (_, _, t) in enumerate(plan) if t.op == Op.MERGE)
+    stamps[merge, BEGIN] = stamps.max() + 1000
+    stamps[1, 3] = stamps.max()
+    trace = Trace.from_plan(plan, stamps)
+    assert 0 == trace.event(merge).wait_ns
+    assert ABSENT == trace.event(1).issued
+    assert ABSENT != trace.event(2).issued
 
 
 def test_sms_need_no_common_order() -> None:
@@ -116,7 +177,7 @@ def test_equal_traces_give_equal_bytes(tmp_path: Path) -> None:
 def test_recording_does_not_depend_on_opcodes() -> None:
     """Operations are stored by name: a recording of unknown operations is still a trace."""
     data = trace_to_dict(example_trace())
-    data["ops"] = [f"OLD_{name}" for name in data["ops"]]
+    data["ops"] = [name if name == "MERGE" else f"OLD_{name}" for name in data["ops"]]
     assert "OLD_EMBED" == next(iter(trace_from_dict(data))).op
 
 
@@ -156,8 +217,9 @@ def test_shares_add_up() -> None:
     trace = example_trace(4)
     part = shares(trace)
     machine = trace.n_sm * trace.span_ns
-    assert part.work == pytest.approx(sum(e.work_ns for e in trace) / machine)
-    assert part.wait == pytest.approx(sum(e.wait_ns for e in trace) / machine)
+    consumers = [e for e in trace if not e.beside]
+    assert part.work == pytest.approx(sum(e.work_ns for e in consumers) / machine)
+    assert part.wait == pytest.approx(sum(e.wait_ns for e in consumers) / machine)
     assert 1.0 == pytest.approx(part.work + part.wait + part.outside)
     assert 0 < part.outside < 0.2
 
@@ -171,13 +233,14 @@ def test_by_op_counts_every_task_once() -> None:
     assert [op for op in trace.ops if op in {row.op for row in rows}] == [row.op for row in rows]
     head = next(row for row in rows if row.op == "HEAD")
     assert max(e.work_ns for e in trace if e.op == "HEAD") == head.longest_ns
+    assert ["MERGE"] == [row.op for row in rows if row.beside]
 
 
 def test_slowest_sm_works_longest() -> None:
     """It is found when one SM is made slow."""
     plan = small_plan(3)
     trace = Trace.from_plan(plan, played(plan))
-    work = [sum(e.work_ns for e in trace if e.sm == sm) for sm in range(3)]
+    work = [sum(e.work_ns for e in trace if e.sm == sm and not e.beside) for sm in range(3)]
     assert work.index(max(work)) == slowest_sm(trace)
 
 

@@ -21,9 +21,10 @@ from tests.lab import BROWSERS, ROOT, browser_page, jupyterlab, open_notebook, r
 
 CELLS = (
     "from mkref.trace.storage import load_trace",
-    "from mkref.widgets import sm_timeline, speed_of_light",
+    "from mkref.widgets import ring_occupancy, sm_timeline, speed_of_light",
     "light = speed_of_light()\nlight",
     "lanes = sm_timeline(load_trace('example.json.gz'))\nlanes",
+    "ring_occupancy(load_trace('rings.json.gz'))",
     "print(lanes.selected, light.context.value)",
 )
 LESSON = "01_speed_of_light.ipynb"
@@ -46,7 +47,7 @@ def shot(page: Any, name: str) -> None:
 
 
 def write_notebook(path: Path) -> None:
-    """A notebook with both widgets, without outputs."""
+    """A notebook with the widgets, without outputs."""
     notebook = nbformat.v4.new_notebook()
     notebook.cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     notebook.metadata.kernelspec = {
@@ -73,6 +74,7 @@ if BROWSERS:
         notebooks.mkdir()
         write_notebook(notebooks / "widgets.ipynb")
         save_trace(example_trace(), notebooks / "example.json.gz")
+        save_trace(example_trace(stages=True), notebooks / "rings.json.gz")
         shutil.copy(ROOT / "notebooks" / LESSON, notebooks)
         errors: list[str] = []
         with (
@@ -203,6 +205,38 @@ if BROWSERS:
         widgets.page.keyboard.up("Control")
         widgets.page.wait_for_timeout(200)
         assert window(widgets)[1] - window(widgets)[0] < panned[1] - panned[0]
+
+    def test_timeline_lane_of_what_ran_beside(widgets: Lab) -> None:
+        """A MERGE is drawn under its neighbours, and a click there finds it; above, another."""
+        stage = timeline(widgets)
+        trace = example_trace()
+        for key in ("0", "Escape"):
+            widgets.page.keyboard.press(key)
+        merge = next(event for event in trace if event.beside)
+        for _ in range(merge.index + 1):
+            widgets.page.keyboard.press(".")
+        widgets.page.keyboard.press("f")
+        said = stage.locator(".detail").inner_text()
+        assert said.startswith("SM 0, MERGE, layer 0")
+        widgets.page.keyboard.press("Escape")
+        begin, end = window(widgets)
+        box = widgets.page.locator(".mkref-timeline canvas.rows").bounding_box()
+        middle = ((merge.ready + merge.end) / 2 - begin) / (end - begin)
+        x = box["x"] + 64 + middle * (box["width"] - 64 - 8)
+        widgets.page.mouse.click(x, box["y"] + 16)
+        assert said == stage.locator(".detail").inner_text()
+        widgets.page.mouse.click(x, box["y"] + 6)
+        assert "MERGE" not in stage.locator(".detail").inner_text()
+        shot(widgets.page, "timeline_beside")
+
+    def test_ring_by_keyboard(widgets: Lab) -> None:
+        """Another SM in the list is another picture."""
+        area = widgets.page.locator(".jp-OutputArea-output", has=widgets.page.get_by_text("SMs"))
+        area = area.filter(has=widgets.page.locator("select")).last
+        assert 1 == area.get_by_text("Shown: 4 of 4 SMs").count()
+        area.locator("select").select_option(label="SM 2")
+        area.get_by_text("Shown: 1 of 4 SMs").wait_for()
+        shot(widgets.page, "ring")
 
     def test_python_sees_the_selection(widgets: Lab) -> None:
         """What is selected and set in the browser arrives in the kernel."""

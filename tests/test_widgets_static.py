@@ -21,6 +21,8 @@ from mkref.widgets.hardware import bandwidth
 from mkref.widgets.light.model import speed_of_light
 from mkref.widgets.light.render import figure as light
 from mkref.widgets.palette import as_json, style_of
+from mkref.widgets.ring.model import ring_view
+from mkref.widgets.ring.render import figure as rings
 from mkref.widgets.svg import PATTERNS
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure as lanes
@@ -29,6 +31,7 @@ from tests.example_traces import example_trace
 FIGURES: dict[str, Figure] = {
     "light": light(speed_of_light(NORTH_MINI_CODE), bandwidth("h100"), "North Mini Code"),
     "timeline": lanes(timeline(example_trace())),
+    "ring": rings(ring_view(example_trace(stages=True))),
     "engines": engines(),
 }
 EACH = pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
@@ -162,14 +165,15 @@ def test_letters_can_be_read(op: str) -> None:
 
 
 def test_without_widget_packages_there_is_a_figure() -> None:
-    """Where ipywidgets and anywidget are not installed, both functions return static figures."""
+    """Where ipywidgets and anywidget are not installed, all functions return static figures."""
     script = textwrap.dedent(
         """
         import sys
         sys.modules["ipywidgets"] = sys.modules["anywidget"] = None
         from tests.example_traces import example_trace
-        from mkref.widgets import sm_timeline, speed_of_light
+        from mkref.widgets import ring_occupancy, sm_timeline, speed_of_light
         print(type(speed_of_light()).__name__, type(sm_timeline(example_trace())).__name__)
+        print(type(ring_occupancy(example_trace(stages=True))).__name__)
         import mkref.lessons
         print("IPython" in sys.modules, "traitlets" in sys.modules)
         """
@@ -177,7 +181,9 @@ def test_without_widget_packages_there_is_a_figure() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=_path()
     )
-    assert ("Figure Figure\nFalse False\n", 0) == (done.stdout, done.returncode), done.stderr
+    assert ("Figure Figure\nFigure\nFalse False\n", 0) == (done.stdout, done.returncode), (
+        done.stderr
+    )
 
 
 def _path() -> dict[str, str]:

@@ -13,11 +13,13 @@ from mkref.config import NORTH_MINI_CODE
 from mkref.errors import RequestError
 from mkref.plan.build import build_plan
 from mkref.trace.events import Trace
+from mkref.trace.storage import load_trace
 from mkref.widgets import sm_timeline
 from mkref.widgets.timeline.model import MAX_BARS, timeline
 from mkref.widgets.timeline.render import figure, ticks
 from mkref.widgets.timeline.widget import FIELDS, pack
 from tests.example_traces import example_trace, played, small_plan
+from tests.tree import ROOT
 
 TRACE = example_trace(4)
 
@@ -40,7 +42,7 @@ def test_small_trace_is_shown_whole() -> None:
 def test_large_trace_is_cut_to_a_page(large: Trace) -> None:
     """Sixteen SMs over the whole machine, about 600 bars, and the sentence says so."""
     view = timeline(large)
-    n_bars = sum(1 for sm in view.sms for _ in view.bars(sm))
+    n_bars = sum(1 for sm in view.sms for bar in view.bars(sm) if not bar.beside)
     assert 16 == len(view.sms)
     assert (0, True) == (view.sms[0], view.sms[-1] > 120)
     assert MAX_BARS - 16 <= n_bars <= MAX_BARS + 16
@@ -96,9 +98,31 @@ def test_picture_has_one_hatched_bar_per_wait() -> None:
     view = timeline(TRACE)
     path = re.findall(r'<path d="([^"]*)" fill="[^"]*" stroke="#8a8a8a"', figure(view).svg)
     scale = 828 / (view.end - view.begin)
-    seen = [e.wait_ns * scale for e in TRACE if e.wait_ns * scale >= 0.4]
+    waits = [e.wait_ns * scale for e in TRACE if not e.beside]
+    seen = [wait for wait in waits if wait >= 0.4]
     widths = [float(width) for width in re.findall(r"h(\d[\d.]*)v", "".join(path))]
     assert seen == pytest.approx(widths, abs=0.06)
+
+
+def test_what_ran_beside_has_a_thin_lane() -> None:
+    """A MERGE is four high under its neighbours, which leave it the room; without any, they fill
+    the row."""
+    svg = figure(timeline(TRACE)).svg
+    heights = re.findall(r"h[\d.]+v([\d.]+)h-", svg)
+    merges = [e for e in TRACE if e.beside]
+    assert merges
+    assert len(merges) == heights.count("4")
+    assert len(TRACE.times) - len(merges) <= heights.count("12")
+    assert "17" not in heights
+    older = load_trace(ROOT / "notebooks" / "data" / "trace_nano_host.json.gz")
+    assert not {"4", "12"} & set(re.findall(r"h[\d.]+v([\d.]+)h-", figure(timeline(older)).svg))
+
+
+def test_table_gives_no_share_to_what_ran_beside() -> None:
+    """Shares of the others add up to all work."""
+    cells = {row[0]: row[3] for row in figure(timeline(TRACE)).table.rows}
+    assert "beside" == cells.pop("MERGE")
+    assert 100 == pytest.approx(sum(float(cell.rstrip("%")) for cell in cells.values()), abs=0.5)
 
 
 def test_figure_is_the_same_twice() -> None:
@@ -153,6 +177,7 @@ def test_widget_shares_the_trace() -> None:
     meta = json.loads(json.dumps(widget.meta))
     assert (4, list(TRACE.ops)) == (meta["n_sm"], [op["name"] for op in meta["ops"]])
     assert -1 == widget.selected
+    assert ["MERGE"] == [op["name"] for op in meta["ops"] if op["beside"]]
 
 
 def test_widget_output_carries_the_static_form() -> None:

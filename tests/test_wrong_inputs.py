@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from mkref.engine import Engine
@@ -19,13 +18,12 @@ from mkref.errors import (
     CheckpointError,
     ConfigError,
     MachineError,
-    MkrefError,
     RequestError,
 )
 from mkref.machine import create
-from mkref.machine.base import KernelMachine, StepInputs
+from mkref.machine.base import KernelMachine
 from tests.conftest import have_gpu
-from tests.engines import save_tiny, tiny_engine, tiny_model, write_tokenizer
+from tests.engines import refused, save_tiny, tiny_engine, tiny_model, write_tokenizer
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -38,18 +36,6 @@ def folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_fixture(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A good engine, with a tokenizer and a context of 256."""
     return tiny_engine(tokenizer=write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-def refused(kind: type[MkrefError], call: Callable[[], Any], *parts: object) -> str:
-    """The error of a call: of the given kind, one line, with all parts in it."""
-    with pytest.raises(kind) as caught:
-        call()
-    text = str(caught.value)
-    assert kind is type(caught.value)
-    assert "\n" not in text
-    for part in parts:
-        assert str(part) in text
-    return text
 
 
 def load(folder: Path | str, machine: str = "interpreter", **settings: Any) -> Callable[[], Engine]:
@@ -131,6 +117,20 @@ class TestModel:
         refused(
             RequestError, load(folder, kv_pages=3, max_context=256), "kv_pages: 3", "from 4 to 32"
         )
+
+    def test_pages_of_more_rows(self, folder: Path) -> None:
+        """The upper limit follows the rows."""
+        refused(
+            RequestError,
+            load(folder, kv_pages=65, max_context=256, rows=16),
+            "kv_pages: 65",
+            "from 4 to 64 (one to 16 sequences of max_context)",
+        )
+
+    @pytest.mark.parametrize("value", [0, 7, 12, 64, 8.0, "8", None, True])
+    def test_number_of_rows(self, folder: Path, value: Any) -> None:
+        """Rows come in eights, up to 32."""
+        refused(RequestError, load(folder, rows=value), f"rows: {value!r}", "one of (8, 16, 32)")
 
     @pytest.mark.parametrize("value", [0, -1, 1025, 1.5, True])
     def test_number_of_sms(self, folder: Path, value: Any) -> None:
@@ -351,49 +351,3 @@ class TestRequest:
     def test_stream_complains_at_once(self, engine: Engine) -> None:
         """Before the first token is asked for."""
         refused(RequestError, lambda: engine.stream([]), "prompt: no tokens")
-
-
-@pytest.mark.parametrize("machine", ["interpreter", "torch", "host"])
-class TestStep:
-    """What a machine is fed, below the engine."""
-
-    @pytest.mark.parametrize("rows", [0, 9])
-    def test_batch_size(self, machine: str, rows: int) -> None:
-        """No row, or more rows than a step has."""
-        with tiny_engine(machine) as engine:
-            zeros = np.zeros(rows, np.int32)
-            inputs = StepInputs(zeros, zeros, np.zeros((2, rows, 4), np.int32))
-            refused(
-                MachineError,
-                lambda: engine.machine.step(inputs),
-                f"batch: {rows} rows",
-                "1 to 8",
-            )
-
-    @pytest.mark.parametrize(
-        ("change", "parts"),
-        [
-            ({"tokens": [97]}, ("tokens: row 0 has 97", "0..96")),
-            ({"positions": [256]}, ("positions: row 0 has 256", "0..255")),
-            ({"positions": [3, 4]}, ("positions: 2 values for 1 tokens",)),
-            ({"page_table": [[[-1]], [[0]]]}, ("page_table: row 0", "full pages", "-1")),
-            ({"page_table": [[[0]], [[99]]]}, ("page_table: row 0", "sliding pages", "99")),
-            ({"temperatures": [np.nan]}, ("temperatures: row 0 has nan",)),
-        ],
-    )
-    def test_values(self, machine: str, change: dict[str, Any], parts: tuple[str, ...]) -> None:
-        """Values that would make the kernel read outside of its memory."""
-        with tiny_engine(machine) as engine:
-            good: dict[str, Any] = {
-                "tokens": [5],
-                "positions": [3],
-                "page_table": [[[0]], [[0]]],
-                "temperatures": [0],
-                "seeds": [0],
-            }
-            given = {**good, **change}
-            types = (np.int32, np.int32, np.int32, np.float32, np.uint64)
-            inputs = StepInputs(
-                *(np.asarray(v, t) for v, t in zip(given.values(), types, strict=True))
-            )
-            refused(MachineError, lambda: engine.machine.step(inputs), *parts)

@@ -85,6 +85,15 @@ inline T __shfl_up_sync(unsigned, T value, int delta, HOST_SITE) {
   return host::shuffle_value(value, source >= 0 ? source : host::current->lane, site);
 }
 
+inline unsigned __reduce_max_sync(unsigned, unsigned value, HOST_SITE) {
+  auto larger = [](uint64_t a, uint64_t b) { return a > b ? a : b; };
+  return static_cast<unsigned>(host::reduce(value, larger, site));
+}
+inline unsigned __reduce_min_sync(unsigned, unsigned value, HOST_SITE) {
+  auto smaller = [](uint64_t a, uint64_t b) { return a < b ? a : b; };
+  return static_cast<unsigned>(host::reduce(value, smaller, site));
+}
+
 inline unsigned __float_as_uint(float v) {
   return std::bit_cast<unsigned>(v);
 }
@@ -116,6 +125,8 @@ inline int __clz(int v) {
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
+#define UNROLL  // the compiler knows best
+#define ROLL
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__ static const

@@ -85,6 +85,20 @@ inline void st_release(int* p, int v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
   host::ring();
 }
+inline void st_release_host(int* p, int v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+  host::ring();
+}
+inline int ld_relaxed_host(const int* p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+inline int ld_relaxed_shared(const int* p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+inline void st_relaxed_shared(int* p, int v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+  host::ring();
+}
 inline void red_release_add(int* p, int v) {
   __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
   host::ring();
@@ -116,6 +130,9 @@ inline void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b, HOST_SIT
 inline void bar_sync(int id, int n_threads, HOST_SITE) {
   host::bar_sync(id, n_threads, site);
 }
+inline void fence_copies() {}
+inline void launch_next() {}
+inline void wait_for_previous() {}
 inline void pause(HOST_SITE) {
   host::poll(nullptr, site);
 }

@@ -85,6 +85,19 @@ HOST_RUNTIME __attribute__((noinline)) inline uint32_t ballot(bool predicate, Si
   return x.ballot;
 }
 
+// `better` picks one of two values; every lane gets the best of all.
+template <class Better>
+HOST_RUNTIME __attribute__((noinline)) inline uint64_t reduce(uint64_t value, Better better,
+                                                              Site site) {
+  Fiber* self = current;
+  Exchange& x = *self->warp->now;
+  x.value[self->lane] = value;
+  meet(self, self->warp, Collective::Shuffle, site, [] {});
+  uint64_t best = x.value[0];
+  for (int lane = 1; lane < WARP_SIZE; lane++) best = better(best, x.value[lane]);
+  return best;
+}
+
 // A register of 4 or 8 bytes as it travels.
 template <class T>
 inline T shuffle_value(T value, int source, Site site) {

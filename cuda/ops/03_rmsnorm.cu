@@ -5,7 +5,7 @@
 // Lesson 3. One launch is the whole operation: the simplest kernel of the step, and the first port.
 //
 // Launch.     rmsnorm<<<rows, 256, 8 * sizeof(float)>>>: one block per row, one float of shared
-//             memory per warp. Any multiple of 32 threads works; 256 adds as the megakernel does.
+//             memory per warp. Any multiple of 32 threads works; 256 add as in the megakernel.
 // Arguments.  y       bf16     [rows, hidden]   out
 //             x       float32  [rows, hidden]   the residual stream
 //             gamma   bf16     [hidden]
@@ -22,7 +22,8 @@
 //   - `hidden` and `eps` become constants, so that loops have known ends.
 //   What stays: which thread adds which squares, in which order. The port has the same bits.
 //
-// Left out.   Wide loads (16 bytes a lane), and keeping x in registers between the two passes.
+// Left out.   Loading a thread's four neighbours of x at once (16 bytes a lane), and keeping x in
+//             registers between the two passes.
 
 #ifdef __CUDACC__  // a CPU build has these from cuda/host/
 typedef unsigned short uint16_t;
@@ -62,9 +63,11 @@ extern "C" __global__ void rmsnorm(uint16_t* y, const float* x, const uint16_t* 
   x += (long long)blockIdx.x * hidden;  // this block's row
   y += (long long)blockIdx.x * hidden;
 
-  // Neighbouring threads read neighbouring addresses: a warp's load is one contiguous piece.
+  // Four neighbours per thread, so that a port may load them with one instruction; a warp's loads
+  // are one contiguous piece of 512 bytes.
   float squares = 0.0f;
-  for (int i = threadIdx.x; i < hidden; i += blockDim.x) squares = squares + x[i] * x[i];
+  for (int first = 4 * threadIdx.x; first < hidden; first += 4 * blockDim.x)
+    for (int i = first; i < first + 4 && i < hidden; i++) squares = squares + x[i] * x[i];
   squares = warp_sum(squares);
   if (threadIdx.x % 32 == 0) warp_squares[warp] = squares;
   __syncthreads();  // writers above, readers below

@@ -20,7 +20,7 @@
 // Build.      mkref.machine.nvrtc for a GPU, mkref.machine.hostcc for a CPU; tests/test_ops.py.
 //
 // The port into megakernel.cu: task `qkv`, with `project` and `chain_tiles`.
-//   - W is cut into 16 x 16 tiles in the order of an mma's operand. A tile serves eight rows of the
+//   - W is cut into 16 x 16 tiles in the order of an mma's operand. A tile serves all rows of the
 //     batch at once; here every row of the batch reads the whole of W again.
 //   - The loader warp streams the tiles through the ring, before y exists. A warp here cannot even
 //     ask for its weights before its kernel starts, and that is after rmsnorm has ended.
@@ -29,7 +29,7 @@
 //   - The loop over `out` with its stride becomes a run of 16-row blocks: what an SM streams is
 //     contiguous, and as much as what any other SM streams.
 //   - k and v do not go into the cache here: another SM may be copying that very page. They wait in
-//     a buffer, and the SM that owns the row's last keys appends them after its own copy.
+//     a buffer until `merge`, which begins when all copies have landed, appends them.
 //   - The cache holds tiles, values transposed, because attention uses the mma as well.
 //
 // Left out.   Wide loads; y in shared memory; prompts (several new tokens of one sequence).

@@ -24,12 +24,15 @@
 //     blocks however long the context: 100 of an H200's 132 SMs have nothing to do.
 //   - Each chunk leaves its own (m, l, o); `merge` combines them. Chunks begin at fixed positions,
 //     not at fractions of the length, so a row's bits do not depend on its neighbours.
+//   - A chunk has one maximum: all of its scores are there before its first exponential, so nothing
+//     is rescaled before `merge`. Online softmax is for a length that fits nowhere.
 //   - The query heads that share a KV head are the columns of one mma: every key is read once for
 //     all of them. Here each head reads the keys and values of its group again.
 //   - A page is a contiguous run of tiles that the loader copies ahead. Whole tiles also bring keys
 //     that must not be seen, so the port masks them; a loop over visible keys needs no mask.
 //   - exp becomes exp2 by the same polynomial everywhere, p becomes a bf16 operand of the mma.
-//   - The new token's key comes from a buffer: its page was copied before it existed.
+//   - The new token's key comes from a buffer: its page was copied before it existed. `merge`
+//     appends it when all copies have landed.
 //
 // Left out.   Sharing the exponentials: every thread computes all of a page, which saves a barrier.
 

@@ -22,13 +22,14 @@
 // Build.      mkref.machine.nvrtc for a GPU, mkref.machine.hostcc for a CPU; tests/test_ops.py.
 //
 // The port into megakernel.cu: tasks `embed`, `o_proj`, `head`, `sample`.
-//   - Products as in lesson 4: tiles, ring, mma, eight rows at once.
+//   - Products as in lesson 4: tiles, ring, mma, all rows at once.
 //   - `o_proj` and `down` of a layer give an SM the same elements of x, so x + attention + experts
 //     is a local sum, and one counter per layer tells that x is complete.
 //   - `o_proj` writes x_mid, and `down` the other one of two x: SMs that are behind still read the
 //     old x. Here a launch has ended before the next one writes, so one x is enough.
 //   - The winner is found where the logits are made: each SM keeps its best token, and `sample`
-//     compares one candidate per SM. `argmax` here reads back all that `head` wrote.
+//     compares one candidate per SM. `argmax` here reads back all that `head` wrote. Every SM runs
+//     `sample` for itself: its next `embed` needs no word from another SM.
 //   - (value, lower id) is a total order, so the winner does not depend on who compares first.
 //
 // Left out.   Temperature. A logit that is NaN never wins; if all are, next is INT_MAX, no token.

@@ -12,7 +12,7 @@ from typing import Any
 
 from mkref.machine import MACHINES
 
-__all__ = ["add_json", "add_machine", "add_model", "number", "token_ids", "whole"]
+__all__ = ["add_json", "add_machine", "add_model", "number", "token_ids", "whole", "wholes"]
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -40,6 +40,16 @@ def number(text: str) -> float:
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r}; must be 0 or a positive number")
     return value
+
+
+def wholes(least: int) -> Callable[[str], list[int]]:
+    """A type: whole numbers from `least` up, with commas between them."""
+    one = whole(least)
+
+    def read(text: str) -> list[int]:
+        return [one(part) for part in text.split(",")]
+
+    return read
 
 
 def token_ids(text: str) -> list[int]:

@@ -23,9 +23,10 @@ CHECKED = {
     "words": "opcodes, ranges, operands that the geometry fixes, weights inside the packed array",
     "counters": "as many arrivals as every wait asks for",
     "coverage": "every row block, slot and vocabulary row has exactly one owner",
-    "release": "the loader gets the place of the experts back, and not too early",
+    "release": "the place of the experts is given back, and not too early; layer follows layer",
     "progress": "no cycle, list order included: the plan runs to its end",
-    "order": "every read after its writes, every reuse of memory after its last readers",
+    "order": "every read after its writes, every reuse of memory after its last readers, "
+    "within a step and from step to step",
     "buffers": "everything fits, for one sequence of the longest context at least",
 }
 """What `mkref.plan.verify` proves; "buffers" needs to know the longest context."""
@@ -127,7 +128,7 @@ def run_plan(options: argparse.Namespace) -> int:
         return 0
     print(
         f"{plan.n_tasks:,} tasks on {n_sms(plan.n_sm)}, {len(plan.counters):,} counters; "
-        f"bytes of a step with {options.rows} of 8 rows, {tokens:,} tokens in each"
+        f"bytes of a step with {options.rows} of {plan.rows} rows, {tokens:,} tokens in each"
     )
     print(format_rows(rows))
     if options.out:

@@ -1,7 +1,8 @@
 """`mkref trace`: run some tokens with a kernel that stamps its tasks, and write the last step.
 
-The file is Chrome JSON: https://ui.perfetto.dev opens it. Stamps cost time, so a traced step is
-slower than the same step without.
+The file is Chrome JSON: https://ui.perfetto.dev opens it. Printed are what the step adds up to, its
+critical path and, where the kernel stamps it, how full the rings were. Stamps cost time, so a
+traced step is slower than the same step without.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ def add_commands(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load with stamps, run, write."""
     from mkref.engine import Engine
-    from mkref.trace.events import Trace
+    from mkref.trace.path import critical_path, path_report
     from mkref.trace.perfetto import write_perfetto
+    from mkref.trace.record import take_trace
+    from mkref.trace.ring import describe_ring
     from mkref.trace.summary import describe
 
     folder = os.path.dirname(options.out) or "."
@@ -55,20 +58,27 @@ def run(options: argparse.Namespace) -> int:
         prompt = prompt_of(options, PROMPT if engine.tokenizer else [engine.config.vocab_size // 2])
         n_tokens = room_for(engine, prompt, options.max_tokens, DEFAULT_TOKENS)
         engine.generate(prompt, max_tokens=n_tokens, ignore_eos=True)
-        stamps = engine.machine.stamps()
-        if stamps is None:
-            raise MachineError(f"trace: machine {engine.machine.name!r} took no time stamps")
         provenance = {
             "machine": engine.machine.name,
             "model": str(options.model),
             "platform": platform.platform(),
         }
-        trace = Trace.from_plan(engine.plan, stamps, provenance)
+        trace = take_trace(engine.machine, provenance)
     write_perfetto(trace, options.out)
     if options.json:
         report = {"out": options.out, "machine": provenance["machine"], "n_sm": trace.n_sm}
-        print(json.dumps({**report, "tasks": trace.n_tasks, "span_ns": trace.span_ns}))
+        path = critical_path(trace)
+        on_path = {
+            "tasks": len(path),
+            "work_ns": sum(link.work_ns for link in path),
+            "wait_ns": sum(link.wait_ns for link in path),
+        }
+        sums = {"tasks": trace.n_tasks, "span_ns": trace.span_ns, "critical_path": on_path}
+        print(json.dumps({**report, **sums}))
         return 0
     print(describe(trace))
+    if trace.stages is not None:
+        print(describe_ring(trace))
+    print(f"\n{path_report(trace)}\n")
     print(f"written to {options.out}; open it at https://ui.perfetto.dev")
     return 0

@@ -1,9 +1,10 @@
-"""Continuous batching: up to eight sequences share every step, each at its own position.
+"""Continuous batching: sequences share every launch, each at its own position.
 
-One step feeds one token of every running sequence: a prompt token while there are any, then the
-token that was generated last. A sequence that ends gives its row to the next one that waits, before
-the next step. A row's numbers do not depend on its neighbours or on its place, so neither does any
-answer.
+While prompts are being taken in, a launch is one step: a row for every sequence, and the rows that
+are left for further tokens of the prompts, in turns. Once everybody generates, a launch runs many
+steps: the kernel feeds itself, and the host only reads along. It ends when somebody's answer does,
+and the row goes to the next one that waits. A row's numbers do not depend on its neighbours, on its
+place or on how steps are grouped into launches, so neither does any answer.
 
 What it does not do: check requests (`mkref.engine.request`), preempt, or prefer anybody: who comes
 first is served first.
@@ -13,22 +14,24 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from statistics import median
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from mkref.engine.request import Completion, Request, Token
-from mkref.engine.text import Detokenizer, StopFilter
-from mkref.machine.base import Machine, StepInputs
-from mkref.plan.build import ROWS
+from mkref.engine.kv import AHEAD
+from mkref.errors import MkrefError
+from mkref.machine.base import Launch, Machine, StepInputs
+from mkref.plan.buffers import STOP_IDS
 
 if TYPE_CHECKING:
     from mkref.engine.kv import KvPages, KvSequence
-    from mkref.engine.tokenizer import Tokenizer
+    from mkref.engine.sequence import Sequence
 
-__all__ = ["Batch", "Prefills", "Sequence"]
+__all__ = ["Batch", "Prefills"]
 
 
 @runtime_checkable
@@ -39,73 +42,13 @@ class Prefills(Protocol):
         """Put tokens of positions 0, 1, ... into the cache; `page_table` int32 [2, pages]."""
 
 
-class Sequence:
-    """A request on its way.
+@dataclass
+class _Row:
+    """The rows of one sequence in a launch: the last one's token may be its next."""
 
-    Attributes:
-        request: what was asked.
-        generated: token ids so far.
-        events: tokens that nobody has fetched yet.
-        finish_reason: why it ended; None while it runs or waits.
-        error: what ended it before it was done.
-    """
-
-    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
-        self.request = request
-        self.generated: list[int] = []
-        self.events: deque[Token] = deque()
-        self.finish_reason: str | None = None
-        self.error: BaseException | None = None
-        self.kv: KvSequence | None = None
-        self.fed = 0  # tokens that are in the cache
-        self.step_s: list[float] = []
-        self.logits: list[np.ndarray] = []
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
-        self._filter = StopFilter(request.stop_texts)
-        self._text: list[str] = []
-
-    @property
-    def next_token(self) -> int:
-        """The token to feed."""
-        prompt = self.request.prompt
-        return prompt[self.fed] if self.fed < len(prompt) else self.generated[-1]
-
-    @property
-    def generates(self) -> bool:
-        """Does the next step give a new token, and not only take in the prompt?"""
-        return self.fed >= len(self.request.prompt) - 1
-
-    def accept(self, token: int) -> None:
-        """Take the token that a step drew, and end if it is the last."""
-        self.generated.append(token)
-        text = "" if self._detokenizer is None else self._filter.push(self._detokenizer.push(token))
-        reason = self._ends(token)
-        if reason and self._detokenizer is not None:
-            text += self._filter.push(self._detokenizer.finish()) + self._filter.finish()
-            # A stop string may have been completed only now.
-            reason = "stop" if self._filter.stopped else reason
-        self._text.append(text)
-        self.finish_reason = reason
-        self.events.append(Token(token, text, reason))
-
-    def _ends(self, token: int) -> str | None:
-        if token in self.request.eos_ids:
-            return "eos"
-        if token in self.request.stop_ids or self._filter.stopped:
-            return "stop"
-        return "length" if len(self.generated) == self.request.max_tokens else None
-
-    def completion(self, machine: str) -> Completion:
-        """The result of a sequence that has ended."""
-        return Completion(
-            token_ids=tuple(self.generated),
-            text="".join(self._text),
-            prompt_token_ids=self.request.prompt,
-            finish_reason=self.finish_reason or "",
-            machine=machine,
-            ms_per_token=1e3 * median(self.step_s),
-            logits=np.stack(self.logits) if self.logits else None,
-        )
+    sequence: Sequence
+    count: int
+    last: int
 
 
 class Batch:
@@ -119,15 +62,22 @@ class Batch:
     def __init__(self, machine: Machine, kv: KvPages) -> None:
         self.machine = machine
         self.kv = kv
+        self.rows = machine.plan.rows
         self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []  # row by row
+        self.running: list[Sequence] = []
+        self._launch: Launch | None = None
+        self._fed: list[_Row] = []  # by the launch
+        self._n_taken = 0  # steps of the launch
+        self._since = 0.0  # when its last tokens came, or it began
         self._stepping = False
         self._late: list[Sequence] = []  # cancelled while a step was under way
-        self._tokens = np.zeros(ROWS, np.int32)
-        self._positions = np.zeros(ROWS, np.int32)
-        self._temperatures = np.zeros(ROWS, np.float32)
-        self._seeds = np.zeros(ROWS, np.uint64)
-        self._table = np.full((2, ROWS, kv.width), -1, np.int32)
+        self._tokens, self._positions, self._earlier = np.zeros((3, self.rows), np.int32)
+        self._temperatures = np.zeros(self.rows, np.float32)
+        self._seeds = np.zeros(self.rows, np.uint64)
+        self._stops = np.full((self.rows, STOP_IDS), -1, np.int32)
+        self._table = np.full((2, self.rows, kv.width), -1, np.int32)
+        # Whose seed, stop ids and page table a row holds, and since which move of its pages.
+        self._owners: list[tuple[KvSequence | None, int]] = [(None, 0)] * self.rows
 
     def submit(self, sequence: Sequence) -> None:
         """Line up; it begins when a row and its pages are free."""
@@ -142,92 +92,179 @@ class Batch:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         if sequence in self.running:
-            self._leave(self.running.index(sequence))
+            with self._undisturbed():
+                try:
+                    self._end_launch()
+                except MkrefError as error:  # the others hear of it, not who leaves
+                    self._fail(error)
+        if sequence in self.running:
+            self._leave(sequence)
 
-    def step(self) -> None:
-        """One step for everybody who runs.
-
-        Raises:
-            MachineError: the machine failed. Everybody who ran has ended with this error, and all
-                pages are free.
-        """
+    @contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Cancellations wait for the end of this."""
         self._stepping = True
         try:
-            self._admit()
-            self._run()
-        except BaseException as error:
-            for sequence in self.running:
-                sequence.error = error
-            while self.running:
-                self._leave(0)
-            raise
+            yield
         finally:
             self._stepping = False
             while self._late:
                 self.cancel(self._late.pop())
 
+    def step(self) -> None:
+        """Go on until the next step is done: new tokens for everybody who generates.
+
+        Raises:
+            MachineError: the machine failed. Everybody who ran has ended with this error, and all
+                pages are free.
+        """
+        with self._undisturbed():
+            try:
+                if self._launch is None:
+                    self._admit()
+                    self._launch = self._begin()
+                elif self._can_admit():
+                    self._launch.cancel()
+                self._take(self._launch)
+            except BaseException as error:
+                self._fail(error)
+                raise
+
+    def _can_admit(self) -> bool:
+        return (
+            len(self.waiting) > 0
+            and len(self.running) < self.rows
+            and self.kv.has_room(self.waiting[0].request.n_tokens)
+        )
+
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < ROWS:
-            sequence = self.waiting[0]
-            kv = self.kv.open(sequence.request.n_tokens)
-            if kv is None:
-                return
-            self.waiting.popleft()
-            sequence.kv = kv
+        while self._can_admit():
+            sequence = self.waiting.popleft()
+            kv = sequence.kv = self.kv.open(sequence.request.n_tokens)
             self.running.append(sequence)
-            if isinstance(self.machine, Prefills) and len(sequence.request.prompt) > 1:
-                head = sequence.request.prompt[:-1]
+            head = sequence.request.prompt[:-1]
+            if kv is not None and head and isinstance(self.machine, Prefills):
                 self.kv.advance(kv, len(head) - 1)
                 self.machine.prefill(head, kv.table)
                 sequence.fed = len(head)
-            self._place(len(self.running) - 1)
 
-    def _place(self, row: int) -> None:
-        """Write what does not change from step to step into a row."""
-        sequence = self.running[row]
-        self._seeds[row] = sequence.request.seed
-        if sequence.kv is not None:
-            self._table[:, row] = sequence.kv.table
-
-    def _leave(self, row: int) -> None:
-        """Free a row and its pages; the last row moves into the gap."""
-        sequence = self.running[row]
-        last = self.running.pop()
-        if last is not sequence:
-            self.running[row] = last
-            self._place(row)
+    def _leave(self, sequence: Sequence) -> None:
+        """Free a row and its pages."""
+        self.running.remove(sequence)
         if sequence.kv is not None:
             self.kv.close(sequence.kv)
             sequence.kv = None
 
-    def _run(self) -> None:
-        n = len(self.running)
-        for row, sequence in enumerate(self.running):
-            assert sequence.kv is not None
-            self._tokens[row] = sequence.next_token
-            self._positions[row] = sequence.fed
-            self._temperatures[row] = sequence.request.temperature if sequence.generates else 0
-            if self.kv.advance(sequence.kv, sequence.fed):
-                self._table[:, row] = sequence.kv.table
+    def _fail(self, error: BaseException) -> None:
+        """Everybody who runs ends with an error."""
+        launch, self._launch = self._launch, None
+        try:
+            if launch is not None:
+                launch.close()
+        finally:
+            for sequence in [*self.running]:
+                sequence.error = error
+                self._leave(sequence)
+
+    def _share_rows(self) -> list[int]:
+        """Rows of each running sequence: one, and then in turns for those with a long prompt."""
+        counts = [1] * len(self.running)
+        left = [sequence.n_prompt_left for sequence in self.running]
+        free = self.rows - len(counts)
+        while free and any(left):
+            for i, n in enumerate(left):
+                if n and free:
+                    counts[i], left[i], free = counts[i] + 1, n - 1, free - 1
+        return counts
+
+    def _n_steps(self) -> int:
+        """Steps that need nothing from the host: until the first answer reaches its length.
+
+        A launch also ends with the first answer that a token ends (`stop_after` is 1), whether or
+        not somebody waits for the row: a row without a purpose makes every step read more experts,
+        which costs more than starting again.
+        """
+        wanted = any(s.n_prompt_left or s.request.return_logits for s in self.running)
+        return 1 if wanted else min([AHEAD, *(s.n_left for s in self.running)])
+
+    def _begin(self) -> Launch:
+        n_steps = self._n_steps()
+        self._fed, self._n_taken, row = [], 0, 0
+        for sequence, count in zip(self.running, self._share_rows(), strict=True):
+            self._place(sequence, row, count, max(count, n_steps))
+            row += count
+            self._fed.append(_Row(sequence, count, row - 1))
         inputs = StepInputs(
-            self._tokens[:n],
-            self._positions[:n],
-            self._table[:, :n],
-            self._temperatures[:n],
-            self._seeds[:n],
+            self._tokens[:row],
+            self._positions[:row],
+            self._table[:, :row],
+            self._temperatures[:row],
+            self._seeds[:row],
+            self._earlier[:row],
         )
-        begin = time.perf_counter()
-        drawn = self.machine.step(inputs).tolist()
-        seconds = time.perf_counter() - begin
-        wanted = any(s.generates and s.request.return_logits for s in self.running)
-        logits = self.machine.logits(n) if wanted else None
-        for row, sequence in enumerate(self.running):
-            if sequence.generates:
-                sequence.step_s.append(seconds)
-                if sequence.request.return_logits and logits is not None:
-                    sequence.logits.append(logits[row].copy())
-                sequence.accept(drawn[row])
-            sequence.fed += 1
-        for row in reversed(range(n)):
-            if self.running[row].finish_reason:
-                self._leave(row)
+        self._since = time.perf_counter()
+        if n_steps == 1:
+            return self.machine.start(inputs)
+        return self.machine.start(inputs, n_steps, stop_ids=self._stops[:row], stop_after=1)
+
+    def _place(self, sequence: Sequence, row: int, count: int, ahead: int) -> None:
+        """Write the inputs of a sequence's next tokens into `count` rows."""
+        request, kv, end = sequence.request, sequence.kv, row + count
+        assert kv is not None
+        sequence.n_moves += self.kv.advance(kv, sequence.fed, ahead)
+        self._tokens[row:end] = sequence.tokens(count)
+        self._positions[row:end] = range(sequence.fed, sequence.fed + count)
+        self._earlier[row:end] = range(count)
+        # Nobody draws from the rows of a prompt but from the last.
+        self._temperatures[row:end] = 0
+        if sequence.n_prompt_left < count:
+            self._temperatures[end - 1] = request.temperature
+        owner = (kv, sequence.n_moves)
+        for each in range(row, end):
+            if self._owners[each] != owner:
+                self._owners[each] = owner
+                self._table[:, each] = kv.table
+                self._seeds[each] = request.seed
+                self._stops[each] = sequence.device_stops
+
+    def _take(self, launch: Launch) -> None:
+        """Wait for one step; the launch is over with it if somebody's answer is."""
+        drawn = next(launch, None)
+        if drawn is not None:
+            self._accept(drawn.tolist())
+            self._n_taken += 1
+        ended = any(row.sequence.finish_reason for row in self._fed)
+        if drawn is None or ended or self._n_taken == launch.n_steps:
+            self._end_launch()
+
+    def _end_launch(self) -> None:
+        """Cancel the launch, take what it has done until then, let those go who have ended."""
+        if self._launch is None:
+            return
+        self._launch.cancel()
+        for drawn in self._launch:
+            self._accept(drawn.tolist())
+        self._launch, self._fed = None, []
+        for sequence in [*self.running]:
+            if sequence.finish_reason:
+                self._leave(sequence)
+
+    def _accept(self, drawn: list[int]) -> None:
+        """Give the tokens of one step to their sequences; what comes after an end is dropped."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        logits: np.ndarray | None = None
+        for row in self._fed:
+            sequence = row.sequence
+            if sequence.finish_reason:
+                continue
+            generates = sequence.n_prompt_left < row.count
+            sequence.fed += row.count
+            if not generates:
+                continue
+            if sequence.request.return_logits:
+                if logits is None:
+                    logits = self.machine.logits(self._fed[-1].last + 1)
+                sequence.logits.append(logits[row.last].copy())
+            sequence.step_s.append(seconds)
+            sequence.accept(drawn[row.last])

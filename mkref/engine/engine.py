@@ -3,9 +3,10 @@
     engine = Engine.load("nano")
     print(engine.generate("def add(a, b):", max_tokens=32).text)
 
-The prompt goes through the kernel token by token, like everything else. Requests that overlap in
-time share the steps: several streams may be read in turns, and each gets the tokens that it would
-get alone.
+The prompt goes through the same kernel as the answer, several tokens a step where rows are free.
+Requests that overlap in time share the steps: several streams may be read in turns, and each gets
+the tokens that it would get alone. A stream gives a token as soon as its step is done; the kernel
+is at the next one meanwhile.
 
 What it does not do: run in several threads at a time, or keep anything between requests.
 """
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.config import NorthConfig, check_kernel_limits
-from mkref.engine.batch import Batch, Sequence
-from mkref.engine.kv import KvPages
+from mkref.engine.batch import Batch
+from mkref.engine.kv import AHEAD, KvPages
 from mkref.engine.load import (
     find_tokenizer,
     load_weights,
@@ -28,9 +29,10 @@ from mkref.engine.load import (
     sizes_for,
 )
 from mkref.engine.request import Completion, Prompt, Stop, Token, listed, make_request, show
+from mkref.engine.sequence import Sequence
 from mkref.errors import MachineError, RequestError
 from mkref.machine import default_n_sm
-from mkref.plan.build import Plan, build_plan
+from mkref.plan.build import ROWS, Plan, build_plan
 from mkref.plan.verify import verify
 from mkref.weights.checkpoint import Checkpoint
 
@@ -63,7 +65,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_context = max_context
         pool = plan.pool
-        self.kv = KvPages(plan.config, pool.full_pages, pool.sliding_pages, max_context)
+        self.kv = KvPages(plan.config, pool.full_pages, pool.sliding_pages, max_context, AHEAD)
         self._batch = Batch(machine, self.kv)
         self._closed = False
         self.why_no_text = "" if tokenizer else "the engine was made without a tokenizer"
@@ -78,6 +80,7 @@ class Engine:
         trace: bool = False,
         *,
         kv_pages: int | None = None,
+        rows: int = ROWS,
         **options: Any,
     ) -> Engine:
         """Load a model folder: config.json, safetensors, tokenizer.json if there is one.
@@ -89,7 +92,9 @@ class Engine:
             max_context: longest prompt and answer together, in tokens; None: 4096, or what the
                 model allows if that is less.
             trace: build the kernel with time stamps (`engine.machine.stamps()`).
-            kv_pages: pages of 64 tokens in each full layer; None: enough for eight full contexts.
+            kv_pages: pages of 64 tokens in each full layer; None: enough for `rows` full contexts.
+            rows: 8, 16 or 32 tokens that one step can take: more serve more requests at a time and
+                take in prompts faster, fewer leave more shared memory to the weights' ring.
             options: of the machine, see `mkref.machine.create`.
 
         Raises:
@@ -100,12 +105,19 @@ class Engine:
         checkpoint = Checkpoint(folder)
         config = checkpoint.config
         tokenizer, why_no_text = find_tokenizer(folder, config)
-        sizes_for(config, max_context, kv_pages)  # complain before gigabytes are read
+        sizes_for(config, max_context, kv_pages, rows)  # complain before gigabytes are read
         chosen = make_machine(machine, n_sm, trace, options)
         # Each tensor is packed where the machine will read it: there is no second copy.
         weights = load_weights(checkpoint, chosen)
         engine = cls.from_weights(
-            config, weights, chosen, n_sm, max_context, kv_pages=kv_pages, tokenizer=tokenizer
+            config,
+            weights,
+            chosen,
+            n_sm,
+            max_context,
+            kv_pages=kv_pages,
+            rows=rows,
+            tokenizer=tokenizer,
         )
         engine.why_no_text = why_no_text
         return engine
@@ -121,6 +133,7 @@ class Engine:
         trace: bool = False,
         *,
         kv_pages: int | None = None,
+        rows: int = ROWS,
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> Engine:
@@ -131,18 +144,22 @@ class Engine:
             weights: packed; on a GPU they are used in place if they lie there.
             machine: a name, or a machine that is not loaded yet.
             tokenizer: None: prompts are token ids, and completions have no text.
-            n_sm, max_context, trace, kv_pages, options: as in `load`.
+            n_sm, max_context, trace, kv_pages, rows, options: as in `load`.
 
         Raises:
             MkrefError: a value is out of range, or the machine cannot run.
         """
-        sizes = sizes_for(config, max_context, kv_pages)
+        sizes = sizes_for(config, max_context, kv_pages, rows)
         check_kernel_limits(config)
         if isinstance(machine, str):
             machine = make_machine(machine, n_sm, trace, options)
         n_sm = default_n_sm(machine.name) if n_sm is None else n_sm
         plan = build_plan(
-            config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages
+            config,
+            n_sm,
+            full_pages=sizes.full_pages,
+            sliding_pages=sizes.sliding_pages,
+            rows=rows,
         )
         verify(plan, sizes.max_context)
         machine.load(plan, weights, sizes.max_context)
@@ -190,7 +207,7 @@ class Engine:
         ignore_eos: bool = False,
         return_logits: bool = False,
     ) -> list[Completion]:
-        """Answer several prompts of any lengths, eight at a time; the rest waits for free rows.
+        """Answer several prompts of any lengths, a row for each; the rest waits for free rows.
 
         Args:
             prompts: any number of prompts, at least one.

@@ -5,7 +5,8 @@ sequence takes a new page every 64 tokens. Sliding layers keep the window only: 
 token sees goes back to the pool. Each kind numbers its own pages.
 
 A sequence reserves the most that it can ever hold when it is opened. So an admitted request never
-runs out of pages half way, and nothing has to be taken away from it.
+runs out of pages half way, and nothing has to be taken away from it. A launch that moves a sequence
+on by several tokens has its pages before it starts, which is why the window is counted larger.
 
 What it does not do: touch a key or a value, share pages between sequences, or preempt.
 """
@@ -23,8 +24,11 @@ from mkref.plan.build import PAGE
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["FULL", "KINDS", "SLIDING", "KvPages", "KvSequence", "pages_for", "window_pages"]
+__all__ = ["AHEAD", "FULL", "KINDS", "SLIDING", "KvPages", "KvSequence", "pages_for"]
+__all__ += ["window_pages"]
 
+AHEAD = 32
+"""Most tokens by which one launch moves a sequence on: its steps, or rows of its prompt."""
 FULL, SLIDING = 0, 1
 KINDS = ("full", "sliding")
 
@@ -76,14 +80,21 @@ class KvPages:
         config: which kinds of layers there are, and the window.
         full_pages, sliding_pages: budgets, as in `mkref.plan.build.KvPool`.
         max_context: longest sequence, in tokens.
+        ahead: most tokens of a sequence that one `advance` makes ready.
     """
 
     def __init__(
-        self, config: NorthConfig, full_pages: int, sliding_pages: int, max_context: int
+        self,
+        config: NorthConfig,
+        full_pages: int,
+        sliding_pages: int,
+        max_context: int,
+        ahead: int = 1,
     ) -> None:
         kinds = {config.is_sliding(layer) for layer in range(config.num_hidden_layers)}
         self.uses = (False in kinds, True in kinds)
         self.window = config.sliding_window
+        self.ahead = ahead
         self.budget = (full_pages, sliding_pages)
         self.width = pages_for(max_context)
         # The last one given back is taken first: its bytes may still be in a cache.
@@ -94,7 +105,7 @@ class KvPages:
     def needs(self, n_tokens: int) -> tuple[int, int]:
         """The most pages of each kind that a sequence of `n_tokens` holds at any time."""
         full = pages_for(n_tokens)
-        sliding = min(full, window_pages(self.window))
+        sliding = min(full, window_pages(self.window + self.ahead - 1))
         return (full if self.uses[FULL] else 0, sliding if self.uses[SLIDING] else 0)
 
     def free(self, kind: int) -> int:
@@ -105,11 +116,15 @@ class KvPages:
         """Pages of a kind that are not set aside for a sequence."""
         return self.budget[kind] - self._reserved[kind]
 
+    def has_room(self, n_tokens: int) -> bool:
+        """Can a sequence of `n_tokens` be opened right now?"""
+        return all(need <= self.unreserved(kind) for kind, need in enumerate(self.needs(n_tokens)))
+
     def open(self, n_tokens: int) -> KvSequence | None:
         """A new sequence that may grow to `n_tokens`; None if too little is left right now."""
-        needs = self.needs(n_tokens)
-        if any(need > self.unreserved(kind) for kind, need in enumerate(needs)):
+        if not self.has_room(n_tokens):
             return None
+        needs = self.needs(n_tokens)
         table = np.full((2, self.width), -1, np.int32)
         sequence = KvSequence(table, n_tokens, needs, [0, 0], [0, 0])
         for kind, need in enumerate(needs):
@@ -117,27 +132,32 @@ class KvPages:
         self._live.append(sequence)
         return sequence
 
-    def advance(self, sequence: KvSequence, position: int) -> bool:
-        """Make ready for the token at `position`: its page exists, unseen pages are given back.
+    def advance(self, sequence: KvSequence, position: int, count: int = 1) -> bool:
+        """Make ready for the tokens at `position`, `position + 1` ...: their pages exist, pages
+        that none of them sees are given back.
 
         Args:
             sequence: an open sequence.
             position: not below that of earlier calls. It may jump: pages in between are taken too,
                 those of sliding layers only as far as the window of `position` reaches.
+            count: tokens, 1 to `ahead`. They need not come: the next call may begin among them.
 
         Returns:
             Whether the table changed.
         """
-        if not 0 <= position < sequence.n_tokens:
-            raise ValueError(f"position {position} of a sequence opened for {sequence.n_tokens}")
-        end = position // PAGE + 1
+        if not 0 <= position <= position + count - 1 < sequence.n_tokens:
+            wanted = f"position {position}" if count == 1 else f"positions {position} + {count}"
+            raise ValueError(f"{wanted} of a sequence opened for {sequence.n_tokens}")
+        if count > self.ahead:
+            raise ValueError(f"{count} tokens at once, pages were reserved for {self.ahead}")
+        end = (position + count - 1) // PAGE + 1
         changed = False
         for kind in (FULL, SLIDING):
             if not self.uses[kind]:
                 continue
             seen = max(0, position - self.window + 1) // PAGE if kind == SLIDING else 0
             if seen > sequence.begin[kind] or end > sequence.end[kind]:
-                self._move(sequence, kind, seen, end)
+                self._move(sequence, kind, seen, max(end, sequence.end[kind]))
                 changed = True
         return changed
 

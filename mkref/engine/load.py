@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
-from mkref.engine.kv import pages_for, window_pages
-from mkref.engine.request import whole_number
+from mkref.engine.kv import AHEAD, pages_for, window_pages
+from mkref.engine.request import show, whole_number
 from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
 from mkref.errors import CheckpointError, MachineError, RequestError
 from mkref.machine import create
 from mkref.paths import models_root
-from mkref.plan.build import MAX_SMS, ROWS
+from mkref.plan.build import MAX_SMS, ROW_CHOICES, ROWS
 
 if TYPE_CHECKING:
     from mkref.machine.base import Machine
@@ -82,29 +82,35 @@ class Sizes:
 
 
 def sizes_for(
-    config: NorthConfig, max_context: int | None = None, kv_pages: int | None = None
+    config: NorthConfig,
+    max_context: int | None = None,
+    kv_pages: int | None = None,
+    rows: int = ROWS,
 ) -> Sizes:
     """Context and page budget.
 
     Args:
         config: of the model.
         max_context: tokens of prompt and answer; None: 4096, or what the model allows if less.
-        kv_pages: pages of 64 tokens in each full layer; None: enough for eight full contexts. With
+        kv_pages: pages of 64 tokens in each full layer; None: enough for `rows` full contexts. With
             less, requests may have to wait for one another.
+        rows: rows of a step, 8, 16 or 32.
 
     Raises:
         RequestError: out of range.
     """
+    if not isinstance(rows, int) or rows not in ROW_CHOICES:
+        raise RequestError(f"rows: {show(rows)}; must be one of {ROW_CHOICES}")
     most = config.max_position_embeddings
     if max_context is None:
         max_context = min(most, DEFAULT_CONTEXT)
     max_context = whole_number("max_context", max_context, 2, most, "max_position_embeddings")
     pages = pages_for(max_context)
     if kv_pages is not None:
-        why = "one to eight sequences of max_context"
-        kv_pages = whole_number("kv_pages", kv_pages, pages, ROWS * pages, why)
-    sliding = ROWS * min(pages, window_pages(config.sliding_window))
-    return Sizes(max_context, ROWS * pages if kv_pages is None else kv_pages, sliding)
+        why = f"one to {rows} sequences of max_context"
+        kv_pages = whole_number("kv_pages", kv_pages, pages, rows * pages, why)
+    sliding = rows * min(pages, window_pages(config.sliding_window + AHEAD - 1))
+    return Sizes(max_context, rows * pages if kv_pages is None else kv_pages, sliding)
 
 
 def find_tokenizer(folder: Path, config: NorthConfig) -> tuple[Tokenizer | None, str]:

@@ -41,17 +41,20 @@ def code(name: str, file: str = "megakernel.cu") -> Code:
         RequestError: the file has no such function.
     """
     lines = (cuda_root() / file).read_text(encoding="utf-8").splitlines()
-    head = re.compile(rf"^(?!\s*//)[\w\s*&:<>,()\"]*\b{re.escape(name)}\([^;]*\)[^;]*{{")
-    at = next((i for i, line in enumerate(lines) if head.match(line)), None)
+    head = re.compile(rf"^(?! *//)[\w *&:<>,()\"]*\b{re.escape(name)}\([^;]*\)[^;]*{{")
+    # The parameters may go on in the next lines.
+    heads = ("\n".join(lines[i : i + 3]) for i in range(len(lines)))
+    at = next((i for i, text in enumerate(heads) if head.match(text)), None)
     if at is None:
         raise RequestError(f"code: cuda/{file} has no function {name!r}")
     first = at
-    while first and lines[first - 1].startswith("//"):
+    while first and lines[first - 1].lstrip().startswith("//"):
         first -= 1
-    depth, last = 0, at
+    depth, begun, last = 0, False, at
     for last in range(at, len(lines)):
         plain = re.sub(r'"(\\.|[^"])*"|//.*', "", lines[last])
         depth += plain.count("{") - plain.count("}")
-        if depth == 0:
+        begun = begun or "{" in plain
+        if begun and depth == 0:
             break
     return Code(file, first + 1, "\n".join(lines[first : last + 1]))

@@ -1,7 +1,7 @@
-"""What every machine offers: load a plan and weights, run one decode step, read any buffer.
+"""What every machine offers: load a plan and weights, run decode steps, read any buffer.
 
 `Machine` is the interface that the engine uses. `KernelMachine` is the common half of the machines
-that run `cuda/megakernel.cu`: it keeps the buffers, fills in the step's inputs and turns the
+that run `cuda/megakernel.cu`: it keeps the buffers, fills in a launch's inputs and turns the
 kernel's status words into errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and
 `mkref.machine.host` add those.
 """
@@ -9,107 +9,37 @@ kernel's status words into errors. It knows neither CuPy nor a compiler; `mkref.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mkref.errors import HangError, MachineError
-from mkref.plan.buffers import BUFFERS, SCALARS, STATUS_WORDS, Buffer, buffer_table
-from mkref.plan.build import PAGE, ROWS, Plan
+from mkref.machine.inputs import StepInputs, check_launch, check_stops
+from mkref.machine.launch import KernelLaunch, Launch
+from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
 
 if TYPE_CHECKING:
+    from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["PARAMS_DTYPE", "KernelMachine", "Machine", "StepInputs", "rope_table"]
+__all__ = ["PARAMS_DTYPE", "KernelMachine", "Launch", "Machine", "StepInputs", "rope_table"]
 
 PARAMS_DTYPE = np.dtype([(name, np.int64) for name in (*BUFFERS, *SCALARS)])
 """`struct Params` of the kernel: every member, pointer or integer, has eight bytes."""
 
-FED = ("tokens", "positions")
-RESULTS = ("status", "next_tokens")
-"""Buffers that change in every step; each group is one block and travels in one copy."""
+FED = ("tokens", "positions", "earlier", "temperatures", "seeds", "stop_ids", "page_table")
+"""Inputs of a launch lie in one block, those that change most often first: one copy sends them."""
+ALWAYS_SENT = 3
+BLANK = {**dict.fromkeys(FED, 0), "stop_ids": -1, "page_table": -1}
+"""Values of rows that are not active, and of what a launch does not give."""
+SHARED = ("tokens_out", "progress")
+"""Buffers that host and kernel see at the same time."""
+CLEAN = ("counters", "trace", "stage_trace", "status", "control", "active_experts")
 NOT_FINITE = 5
 WAITS = {1: "counter", 2: "bytes of ring stage", 3: "free ring stage", 4: "experts of layer"}
-
-
-@dataclass(frozen=True)
-class StepInputs:
-    """Inputs of one decode step for `n` active rows, 1 to 8.
-
-    Attributes:
-        tokens: int32 [n], the token that each row feeds.
-        positions: int32 [n], its position, counted from 0.
-        page_table: int32 [2, n, pages]; kind 0 for full layers, 1 for sliding layers; page `p` of a
-            row is the number of the page that holds its tokens 64 p .. 64 p + 63 in the pool of
-            that kind.
-        temperatures: float32 [n]; 0 is greedy.
-        seeds: uint64 [n], of the row's noise.
-    """
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    page_table: np.ndarray
-    temperatures: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
-    seeds: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
-
-    @property
-    def rows(self) -> int:
-        """Number of active rows."""
-        return len(self.tokens)
-
-    def check(self, plan: Plan, max_context: int) -> None:
-        """Refuse what would make the kernel read outside its buffers.
-
-        Raises:
-            MachineError: names the input, the row and the value.
-        """
-        n, c = self.rows, plan.config
-        if not 1 <= n <= ROWS:
-            raise MachineError(f"batch: {n} rows; a step takes 1 to {ROWS}")
-        for name, array in (
-            ("positions", self.positions),
-            ("temperatures", self.temperatures),
-            ("seeds", self.seeds),
-        ):
-            if len(array) not in ((n,) if name == "positions" else (0, n)):
-                raise MachineError(f"{name}: {len(array)} values for {n} tokens")
-        for name, array, limit in (
-            ("tokens", self.tokens, c.vocab_size),
-            ("positions", self.positions, max_context),
-        ):
-            for row, value in enumerate(array):
-                if not 0 <= value < limit:
-                    raise MachineError(f"{name}: row {row} has {value}; must be in 0..{limit - 1}")
-        for row, value in enumerate(self.temperatures):
-            if not 0 <= value < np.inf:
-                raise MachineError(
-                    f"temperatures: row {row} has {value}; must be 0 or a positive number"
-                )
-        self._check_pages(plan)
-
-    def _check_pages(self, plan: Plan) -> None:
-        c = plan.config
-        if self.page_table.shape[:2] != (2, self.rows):
-            raise MachineError(
-                f"page_table: shape {self.page_table.shape}; must be (2, {self.rows}, pages)"
-            )
-        kinds = [c.is_sliding(layer) for layer in range(c.num_hidden_layers)]
-        for kind, budget in ((0, plan.pool.full_pages), (1, plan.pool.sliding_pages)):
-            if bool(kind) not in kinds:
-                continue
-            for row, position in enumerate(self.positions):
-                first = max(0, int(position) - c.sliding_window + 1) if kind else 0
-                pages = self.page_table[kind, row, first // PAGE : int(position) // PAGE + 1]
-                n_pages = int(position) // PAGE + 1 - first // PAGE
-                if len(pages) < n_pages or ((pages < 0) | (pages >= budget)).any():
-                    raise MachineError(
-                        f"page_table: row {row} at position {position} needs {n_pages} "
-                        f"{'sliding' if kind else 'full'} pages numbered 0..{budget - 1}, "
-                        f"has {pages.tolist()}"
-                    )
 
 
 class Machine(ABC):
@@ -130,13 +60,69 @@ class Machine(ABC):
         """
 
     @abstractmethod
-    def step(self, inputs: StepInputs) -> np.ndarray:
-        """Run one decode step; int32 [rows], the next token of each row.
+    def start(
+        self,
+        inputs: StepInputs,
+        n_steps: int = 1,
+        *,
+        stop_ids: np.ndarray | None = None,
+        stop_after: int = 0,
+    ) -> Launch:
+        """Begin up to `n_steps` decode steps; iterate for the tokens of each as they come.
+
+        Step `t` feeds every row at `positions + t`: the first the given tokens, a later one those
+        that came out of the step before. One launch is under way at a time: starting the next one,
+        or reading or writing a buffer, ends an earlier one after the step that it is at.
+
+        Args:
+            inputs: of the first step; `page_table` must cover all steps.
+            n_steps: 1 to 256.
+            stop_ids: int32 [rows, 8], token ids after which a row counts as stopped; -1 is none.
+            stop_after: end when so many rows have stopped, 0 for never. All rows go on until then.
+
+        Raises:
+            MachineError: bad inputs.
+        """
+
+    def decode(
+        self,
+        inputs: StepInputs,
+        n_steps: int = 1,
+        *,
+        stop_ids: np.ndarray | None = None,
+        stop_after: int = 0,
+        on_tokens: Callable[[int, np.ndarray], bool] | None = None,
+    ) -> np.ndarray:
+        """Run up to `n_steps` steps to their end; int32 [steps done, rows], the tokens.
+
+        Args:
+            inputs, n_steps, stop_ids, stop_after: as for `start`.
+            on_tokens: called with the step, counted from 0, and its tokens, int32 [rows], while the
+                kernel goes on where the machine can; True asks for an end after the step that is
+                running, so a step or two more may come.
 
         Raises:
             HangError: a wait inside the kernel ran out.
             MachineError: bad inputs, or logits that are not finite.
         """
+        launch = self.start(inputs, n_steps, stop_ids=stop_ids, stop_after=stop_after)
+        done: list[np.ndarray] = []
+        try:
+            for tokens in launch:
+                done.append(tokens)
+                if on_tokens is not None and on_tokens(len(done) - 1, tokens):
+                    launch.cancel()
+        finally:
+            launch.close()
+        return np.stack(done)
+
+    def step(self, inputs: StepInputs) -> np.ndarray:
+        """Run one decode step; int32 [rows], the next token of each row. Errors as in `decode`."""
+        launch = self.start(inputs)
+        try:
+            return next(launch)
+        finally:
+            launch.close()
 
     @abstractmethod
     def read(self, name: str) -> np.ndarray:
@@ -168,11 +154,17 @@ def rope_table(plan: Plan, max_context: int) -> np.ndarray:
     return np.stack([cos, sin], axis=-1)
 
 
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    """The same type and values; of small arrays, much faster than NumPy's comparison."""
+    return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
 class KernelMachine(Machine):
     """Buffers and status of a machine that runs the CUDA kernel.
 
-    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build` and
-    `launch`.
+    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build`,
+    `begin` and `wait` to run the kernel. One that has a GPU also overrides `allocate_shared`,
+    `send` and `status`, so that a launch costs the host one copy there and one back.
     """
 
     timeout_s: float = 2.0
@@ -181,18 +173,28 @@ class KernelMachine(Machine):
         self.trace = trace
         self.buffers: dict[str, Any] = {}
         self.table: dict[str, Buffer] = {}
-        self.steps = 0
-        self._sent: dict[str, np.ndarray] = {}
-        self._params = np.zeros(1, PARAMS_DTYPE)
+        self.shared: dict[str, np.ndarray] = {}  # int32 views of SHARED
+        self.steps = 0  # that the counters have seen
         self.unfinished = False  # the last launch did not end as it should
+        self.under_way: KernelLaunch | None = None
+        self._params = np.zeros(1, PARAMS_DTYPE)
+        self._staging = np.zeros(0, np.uint8)  # the inputs' block as the kernel has it
+        self._staged: dict[str, np.ndarray] = {}  # views of its members
+        self._ends: list[int] = []  # of each member of FED, bytes
+        self._blank: set[str] = set()  # members that hold what `BLANK` says
+        self._staged_rows = -1
 
     @abstractmethod
     def build(self, plan: Plan) -> None:
         """Compile and load the kernel for the plan's geometry."""
 
     @abstractmethod
-    def launch(self, params: np.ndarray) -> None:
-        """Run the kernel on one `PARAMS_DTYPE` record and wait for it."""
+    def begin(self, params: np.ndarray) -> None:
+        """Start the kernel on one `PARAMS_DTYPE` record; it may also run it to the end."""
+
+    @abstractmethod
+    def wait(self, seen: int) -> bool:
+        """Wait until more than `seen` steps are finished, or the kernel has ended: then True."""
 
     @abstractmethod
     def allocate(self, buffer: Buffer, fill: int) -> Any:
@@ -208,29 +210,43 @@ class KernelMachine(Machine):
 
     @abstractmethod
     def address(self, memory: Any) -> int:
-        """Address of `memory` for the kernel."""
+        """Address of `memory` for the kernel; also of what `allocate_shared` gives."""
 
     @abstractmethod
     def weights_memory(self, weights: PackedWeights) -> tuple[Any, Any]:
         """Tiles and gammas as this machine's memory, in place if possible."""
 
+    def allocate_shared(self, n_bytes: int) -> np.ndarray:
+        """Bytes that NumPy and the kernel see at the same address, all 0xFF."""
+        return np.full(n_bytes, 0xFF, np.uint8)
+
+    def send(self, staging: np.ndarray, n_bytes: int) -> None:
+        """Copy the first bytes of the staged inputs to the block that the kernel reads."""
+        self.put(self.buffers["inputs"], staging[:n_bytes])
+
+    def status(self) -> np.ndarray:
+        """The status words after a launch."""
+        return self.get(self.buffers["status"], self.table["status"])
+
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
         """Build, allocate, poison, and write what never changes."""
+        self.settle()
         self.plan, self.max_context, self.steps, self.unfinished = plan, max_context, 0, False
         self.build(plan)
         self.table = buffer_table(plan, max_context)
-        self._sent.clear()
         self.buffers = dict(zip(("weights", "gammas"), self.weights_memory(weights), strict=True))
         if not self.trace:
             self.table["trace"] = Buffer("uint64", (1, 4))
-        for group in (FED, RESULTS):
-            self._allocate_together(group)
+            self.table["stage_trace"] = Buffer("uint64", (1, 1, 4))
+        self._allocate_inputs()
+        for name in SHARED:
+            memory = self.allocate_shared(self.table[name].n_bytes)
+            self.buffers[name] = memory
+            self.shared[name] = memory.view(np.int32).reshape(self.table[name].shape)
         for name, buffer in self.table.items():
             if name not in self.buffers:
                 # Poison: bytes 0xFF are NaN for every float type, so what nobody wrote shows.
-                clean = name in ("counters", "trace", "page_table", "temperatures", "seeds")
-                self.buffers[name] = self.allocate(buffer, 0 if clean else 0xFF)
-        self.write("status", np.zeros(self.table["status"].shape, np.int32))
+                self.buffers[name] = self.allocate(buffer, 0 if name in CLEAN else 0xFF)
         self.write("rope", rope_table(plan, max_context))
         self.write("tasks", plan.words())
         self.write("task_offsets", plan.offsets())
@@ -241,59 +257,89 @@ class KernelMachine(Machine):
         self._params["max_pages"] = self.table["page_table"].shape[2]
         self._params["max_chunks"] = self.table["part_o"].shape[2]
 
-    def _allocate_together(self, group: tuple[str, ...]) -> None:
-        """One block of memory for small buffers that travel in one copy."""
-        sizes = [self.table[name].n_bytes for name in group]
-        block = self.allocate(Buffer("int32", (sum(sizes) // 4,)), 0xFF)
-        self.buffers["+".join(group)] = block
-        for name, size in zip(group, sizes, strict=True):
-            self.buffers[name], block = block[:size], block[size:]
+    def _allocate_inputs(self) -> None:
+        """The inputs' block, and its image on the host."""
+        self._ends = np.cumsum([self.table[name].n_bytes for name in FED]).tolist()
+        begins = [0, *self._ends]
+        block = self.allocate(Buffer("int32", (self._ends[-1] // 4,)), 0xFF)
+        self._staging = self.allocate_shared(self._ends[-1])
+        self.buffers["inputs"] = block
+        for name, begin, end in zip(FED, begins, self._ends, strict=False):
+            buffer = self.table[name]
+            self.buffers[name] = block[begin:end]
+            self._staged[name] = self._staging[begin:end].view(buffer.dtype).reshape(buffer.shape)
+        self._staged["seeds"] = self._staged["seeds"].view(np.uint64)[:, 0]  # low word first
+        self._staged_rows = -1
 
-    def step(self, inputs: StepInputs) -> np.ndarray:
-        """Send the inputs that changed, launch, read status and tokens in one copy."""
-        inputs.check(self.plan, self.max_context)
+    def start(
+        self,
+        inputs: StepInputs,
+        n_steps: int = 1,
+        *,
+        stop_ids: np.ndarray | None = None,
+        stop_after: int = 0,
+    ) -> KernelLaunch:
+        """Send the inputs that changed in one copy, and start the kernel."""
+        check_launch(inputs, self.plan, self.max_context, n_steps)
+        check_stops(stop_ids, stop_after, inputs.rows)
+        self.settle()
         if self.unfinished:
             # A hang, Ctrl-C or an error left the counters half way, and perhaps a report; the
             # counters must agree with `steps` again.
-            for name in ("counters", "status"):
+            for name in ("counters", "status", "control"):
                 self.write(name, np.zeros(self.table[name].shape, np.int32))
             self.steps = 0
-        self._put_inputs(inputs)
-        self._params["rows"], self._params["step"] = inputs.rows, self.steps
-        self._params["timeout_ns"] = int(self.timeout_s * 1e9)
+        self._put_inputs(inputs, stop_ids)
+        params = self._params
+        params["rows"], params["step"] = inputs.rows, self.steps
+        params["n_steps"], params["stop_after"] = n_steps, stop_after
+        params["timeout_ns"] = int(self.timeout_s * 1e9)
+        self.shared["progress"][:] = 0
         self.unfinished = True
-        self.launch(self._params)
-        self.steps += 1
-        results = self.get(self.buffers["+".join(RESULTS)], Buffer("int32", (STATUS_WORDS + ROWS,)))
-        self._check_status(results[:STATUS_WORDS])
-        self.unfinished = False
-        return results[STATUS_WORDS : STATUS_WORDS + inputs.rows]
+        self.under_way = KernelLaunch(self, inputs.rows, n_steps)
+        self.begin(params)
+        return self.under_way
 
-    def _put_inputs(self, inputs: StepInputs) -> None:
+    def settle(self) -> None:
+        """End a launch that is under way; it keeps the tokens of its finished steps."""
+        if self.under_way is not None:
+            self.under_way.cancel()
+            self.under_way.finish()
+
+    def _put_inputs(self, inputs: StepInputs, stop_ids: np.ndarray | None) -> None:
+        """Bring the image up to date, and send it as far as it changed."""
         n = inputs.rows
-        fed = np.zeros((2, ROWS), np.int32)
-        fed[0, :n], fed[1, :n] = inputs.tokens, inputs.positions
-        self.put(self.buffers["+".join(FED)], fed)
-        temperatures = np.zeros(ROWS, np.float32)
-        temperatures[: len(inputs.temperatures)] = inputs.temperatures
-        seeds = np.zeros(ROWS, np.uint64)
-        seeds[: len(inputs.seeds)] = inputs.seeds
-        table = np.full(self.table["page_table"].shape, -1, np.int32)
-        width = min(table.shape[2], inputs.page_table.shape[2])
-        table[:, :n, :width] = inputs.page_table[:, :, :width]
-        self._send("temperatures", temperatures)
-        self._send("seeds", seeds.view(np.uint32).reshape(ROWS, 2))
-        self._send("page_table", table)
+        last = ALWAYS_SENT
+        if n != self._staged_rows:
+            for name, staged in self._staged.items():
+                staged[:] = BLANK[name]
+            self._staged_rows, last = n, len(FED)
+            self._blank = {*FED}
+        for index, name in enumerate(FED):
+            staged = self._staged[name]
+            given = stop_ids if name == "stop_ids" else getattr(inputs, name)
+            if name == "page_table":
+                width = min(staged.shape[2], inputs.page_table.shape[2])
+                staged, given = staged[:, :n, :width], inputs.page_table[:, :, :width]
+            elif given is not None and len(given):
+                staged = staged[:n]
+            elif name in self._blank:
+                continue
+            else:
+                staged[:] = BLANK[name]
+                self._blank.add(name)
+                last = max(last, index + 1)
+                continue
+            if index < ALWAYS_SENT or not _equal(staged, given):
+                staged[:] = given
+                self._blank.discard(name)
+                last = max(last, index + 1)
+        self.send(self._staging, self._ends[last - 1])
 
-    def _send(self, name: str, array: np.ndarray) -> None:
-        """Write a buffer unless it holds this already: most steps change only tokens, positions."""
-        known = self._sent.get(name)
-        if known is None or not np.array_equal(known, array):
-            self.write(name, array)
-            self._sent[name] = array
-
-    def _check_status(self, status: np.ndarray) -> None:
-        code, sm, task, what, have, want = (int(v) for v in status[:6])
+    def check_status(self) -> None:
+        """Raise what the kernel reported, if it did."""
+        status = self.status()
+        code, sm, task, what, have, want = status[:6].tolist()
         if code == 0:
             return
         if code == NOT_FINITE:
@@ -315,13 +361,23 @@ class KernelMachine(Machine):
 
     def read(self, name: str) -> np.ndarray:
         """Copy one buffer out."""
+        self.settle()
+        if name in self.shared:
+            return self.shared[name].copy()
         return self.get(self.buffers[name], self.table[name])
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Copy an array into one buffer."""
-        dtype = np.dtype(self.table[name].dtype)
-        self._sent.pop(name, None)
-        self.put(self.buffers[name], np.ascontiguousarray(array, dtype))
+        self.settle()
+        values = np.ascontiguousarray(array, np.dtype(self.table[name].dtype))
+        if name in self.shared:
+            self.shared[name][...] = values
+            return
+        if name in self._staged:
+            staged = self._staged[name]
+            self._blank.discard(name)
+            staged[...] = values.view(staged.dtype).reshape(staged.shape)
+        self.put(self.buffers[name], values)
 
     def stamps(self) -> np.ndarray | None:
         """The `trace` buffer, if the kernel was built with time stamps."""
@@ -329,4 +385,7 @@ class KernelMachine(Machine):
 
     def close(self) -> None:
         """Drop all buffers."""
+        self.settle()
         self.buffers.clear()
+        self.shared.clear()
+        self._staged.clear()

@@ -1,4 +1,8 @@
-"""The GPU machine: NVRTC through CuPy, one launch per decode step.
+"""The GPU machine: NVRTC through CuPy, one launch for several decode steps.
+
+Tokens and progress lie in pinned memory that both sides see, so the host reads a step's tokens
+while the kernel is at the next. A launch costs the host one copy of the inputs, one launch, and one
+copy of the status that is queued behind the kernel; it waits for none of them in between.
 
 CuPy is imported when a `CudaMachine` is made, never before. Needs no CUDA toolkit. It does not
 decide what runs.
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from time import sleep
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +23,15 @@ from mkref.machine.base import KernelMachine
 from mkref.machine.cache import cached
 from mkref.machine.nvrtc import OPTIONS, architecture, compile_cubin
 from mkref.machine.source import THREADS, Ring, kernel_source, ring_for, shared_bytes
+from mkref.plan.buffers import STATUS_WORDS
 
 if TYPE_CHECKING:
     from mkref.plan.buffers import Buffer
     from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
+
+POLL_S = 20e-6
+"""Pause between two looks at the progress; the system makes about 80 us of it."""
 
 __all__ = ["CudaMachine", "device_sms", "import_cupy", "why_no_gpu"]
 
@@ -76,7 +85,7 @@ class CudaMachine(KernelMachine):
 
     Args:
         trace: build the kernel with time stamps.
-        ring: shape of the shared-memory ring; default: as large as the GPU allows.
+        ring: shape of the shared-memory ring; default: as large as the GPU allows, and as is good.
         checked: the build for a race checker, see `kernel_source`.
 
     Raises:
@@ -86,13 +95,21 @@ class CudaMachine(KernelMachine):
     name = "cuda"
 
     def __init__(
-        self, *, trace: bool = False, ring: Ring | None = None, checked: bool = False
+        self,
+        *,
+        trace: bool = False,
+        ring: Ring | None = None,
+        checked: bool = False,
     ) -> None:
         super().__init__(trace=trace)
         self.cupy = import_cupy()
         self.ring, self.checked = ring, checked
+        self.ring_in_use: Ring | None = None
         self.kernel: Any = None
-        self.shared = 0
+        self.block_bytes = 0
+        self._stream: Any = None
+        self._n_steps = 0
+        self._status = np.zeros(0, np.uint8)  # pinned
 
     def build(self, plan: Plan) -> None:
         """Compile for this GPU, or take the machine code from the cache."""
@@ -104,8 +121,17 @@ class CudaMachine(KernelMachine):
                 f"this GPU has {attributes['MultiProcessorCount']}; "
                 "all blocks of the kernel must be resident at once"
             )
-        ring = self.ring or ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"])
-        source = kernel_source(plan.config, ring, trace=self.trace, checked=self.checked)
+        ring = self.ring or ring_for(
+            plan.config, attributes["MaxSharedMemoryPerBlockOptin"], plan.rows
+        )
+        self.ring_in_use = ring
+        source = kernel_source(
+            plan.config,
+            ring,
+            plan.rows,
+            trace=self.trace,
+            checked=self.checked,
+        )
         arch = architecture(*_capability(cupy))
         version = cupy.cuda.nvrtc.getVersion()
         key = hashlib.sha256(f"{source}{arch}{OPTIONS}{version}".encode()).hexdigest()
@@ -115,13 +141,52 @@ class CudaMachine(KernelMachine):
 
         path = cached(f"megakernel-{arch}-{key[:20]}.cubin", compile_into)
         self.kernel = cupy.RawModule(path=str(path)).get_function("megakernel")
-        self.shared = shared_bytes(plan.config, ring)
-        self.kernel.max_dynamic_shared_size_bytes = self.shared
+        self.block_bytes = shared_bytes(plan.config, ring, plan.rows)
+        self.kernel.max_dynamic_shared_size_bytes = self.block_bytes
+        self._status = self.allocate_shared(STATUS_WORDS * 4)
 
-    def launch(self, params: np.ndarray) -> None:
-        """Launch and wait."""
-        self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.shared)
-        self.cupy.cuda.get_current_stream().synchronize()
+    def begin(self, params: np.ndarray) -> None:
+        """Queue the kernel and, behind it, the copy of its status."""
+        self._stream = self.cupy.cuda.get_current_stream()
+        self._n_steps = int(params["n_steps"][0])
+        self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.block_bytes)
+        self._copy(self._status.ctypes.data, self.address(self.buffers["status"]), STATUS_WORDS * 4)
+
+    def wait(self, seen: int) -> bool:
+        """Look at the progress now and then; the end of the last step is waited for."""
+        progress = self.shared["progress"]
+        try:
+            if seen >= self._n_steps - 1:
+                self._stream.synchronize()
+                return True
+            while progress[0] <= seen:
+                if self._stream.done:  # a kernel that died makes no more progress
+                    return True
+                sleep(POLL_S)
+        except self.cupy.cuda.runtime.CUDARuntimeError as error:
+            raise MachineError(f"cuda: the launch failed ({error})") from error
+        return False
+
+    def send(self, staging: np.ndarray, n_bytes: int) -> None:
+        """One copy that the host does not wait for; the kernel is queued behind it."""
+        self._copy(self.address(self.buffers["inputs"]), staging.ctypes.data, n_bytes)
+
+    def _copy(self, to: int, source: int, n_bytes: int) -> None:
+        """Queue a copy between pinned and device memory, in either direction."""
+        runtime = self.cupy.cuda.runtime
+        stream = self.cupy.cuda.get_current_stream().ptr
+        runtime.memcpyAsync(to, source, n_bytes, runtime.memcpyDefault, stream)
+
+    def status(self) -> np.ndarray:
+        """What the copy behind the kernel brought."""
+        return self._status.view(np.int32)
+
+    def allocate_shared(self, n_bytes: int) -> np.ndarray:
+        """Pinned memory; host and device use the same address for it."""
+        memory = self.cupy.cuda.alloc_pinned_memory(n_bytes)
+        array = np.frombuffer(memory, np.uint8, n_bytes)
+        array.fill(0xFF)
+        return array
 
     def allocate(self, buffer: Buffer, fill: int) -> Any:
         """Device memory."""
@@ -145,6 +210,8 @@ class CudaMachine(KernelMachine):
 
     def address(self, memory: Any) -> int:
         """Device pointer."""
+        if isinstance(memory, np.ndarray):
+            return int(memory.ctypes.data)
         return int(memory.data.ptr)
 
     def weights_memory(self, weights: PackedWeights) -> tuple[Any, Any]:

@@ -5,10 +5,12 @@ It emulates; it does not simulate time. See `mkref.machine.hostcc` for how the s
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mkref.errors import MkrefError
 from mkref.machine.base import KernelMachine
 from mkref.machine.hostcc import HostModule, build
 from mkref.machine.source import THREADS, Ring, kernel_source, shared_bytes
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from mkref.weights.packed import PackedWeights
 
 __all__ = ["HOST_RING", "HostMachine"]
+
+POLL_S = 0.001
 
 HOST_RING = Ring(stages=4, stage_tiles=32)
 """A small ring: a CPU has no memory latency to hide, but the protocol shall go round often."""
@@ -47,24 +51,56 @@ class HostMachine(KernelMachine):
         self.ring, self.workers, self.seed = ring, workers, seed
         self.module: HostModule | None = None
         self.kernel: Any = None
+        self._thread: Thread | None = None
+        self._failure: MkrefError | None = None
 
     def build(self, plan: Plan) -> None:
         """Compile with the system compiler, or take the library from the cache."""
-        source = kernel_source(plan.config, self.ring, trace=self.trace)
+        source = kernel_source(plan.config, self.ring, plan.rows, trace=self.trace)
         self.module = build(source, name="megakernel")
         self.kernel = self.module.get_function("megakernel")
 
+    def begin(self, params: np.ndarray) -> None:
+        """Run a single step at once; several in a thread, so that their tokens can be read."""
+        self._failure = None
+        self._thread = None
+        if params["n_steps"][0] == 1:
+            self._run(params)
+        else:
+            self._thread = Thread(target=self._run, args=(params.copy(),))
+            self._thread.start()
+
+    def _run(self, params: np.ndarray) -> None:
+        try:
+            self.launch(params)
+        except MkrefError as error:
+            self._failure = error
+
     def launch(self, params: np.ndarray) -> None:
-        """Run the grid on the worker threads."""
+        """Run the grid on the worker threads, to its end."""
         self.kernel(
             (self.plan.n_sm,),
             (THREADS,),
             (params[0],),
-            shared_mem=shared_bytes(self.plan.config, self.ring),
+            shared_mem=shared_bytes(self.plan.config, self.ring, self.plan.rows),
             workers=self.workers,
             seed=self.seed + self.steps if self.seed else 0,
-            timeout_s=2 * self.timeout_s,
+            timeout_s=2 * self.timeout_s * int(params["n_steps"][0]),
         )
+
+    def wait(self, seen: int) -> bool:
+        """Look for news again and again: waking up costs less than a step."""
+        progress, thread = self.shared["progress"], self._thread
+        if thread is not None:
+            while progress[0] <= seen and thread.is_alive():
+                thread.join(POLL_S)  # Ctrl-C comes through
+            if thread.is_alive():
+                return False
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return True
 
     def allocate(self, buffer: Buffer, fill: int) -> np.ndarray:
         """Aligned host memory, as bulk copies want it."""

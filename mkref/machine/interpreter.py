@@ -8,6 +8,7 @@ What it does not do: overlap anything. Time stamps are those of the interpreter,
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,7 @@ class InterpreterMachine(KernelMachine):
         super().__init__(trace=trace)
         self.order = order
         self.interpreter: Interpreter | None = None
+        self._steps: Iterator[None] = iter(())
 
     def build(self, plan: Plan) -> None:
         """Nothing to compile; the interpreter is made when the buffers are there (`load`)."""
@@ -58,15 +60,37 @@ class InterpreterMachine(KernelMachine):
             plan.config, arrays, names, order=self.order, trace=self.trace
         )
 
-    def launch(self, params: np.ndarray) -> None:
-        """Interpret one step; what went wrong is left in `status`, as the kernel leaves it."""
+    def begin(self, params: np.ndarray) -> None:
+        """Nothing runs yet: `wait` interprets one step at a time."""
         if self.interpreter is None:
             raise MachineError("interpreter: no plan is loaded")
-        try:
-            self.interpreter.run(int(params["rows"][0]), int(params["step"][0]))
-        except (PlanError, MachineError):
-            if not self.interpreter.buffers["status"][0]:
-                raise
+        rows, step, n_steps, stop_after = (
+            int(params[name][0]) for name in ("rows", "step", "n_steps", "stop_after")
+        )
+        self._steps = self._run(self.interpreter, rows, step, n_steps, stop_after)
+
+    def _run(
+        self, interpreter: Interpreter, rows: int, step: int, n_steps: int, stop_after: int
+    ) -> Iterator[None]:
+        """A launch; what went wrong is left in `status`, as the kernel leaves it."""
+        progress = self.shared["progress"]
+        for i in range(n_steps):
+            if i and progress[1]:  # cancelled while nothing ran
+                return
+            try:
+                interpreter.run(rows, step + i, i)
+            except (PlanError, MachineError):
+                progress[0] = i
+                if not interpreter.buffers["status"][0]:
+                    raise
+                return
+            yield
+            if interpreter.ends(rows, i, stop_after):
+                return
+
+    def wait(self, seen: int) -> bool:
+        """Interpret the next step; True if there is none."""
+        return next(self._steps, self) is self
 
     def write(self, name: str, array: np.ndarray) -> None:
         """Overwrite one buffer; tasks and weights are decoded again."""

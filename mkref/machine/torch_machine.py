@@ -12,7 +12,7 @@ Notation: J key/value heads, D head dimension, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -21,7 +21,11 @@ from torch import Tensor
 
 from mkref.errors import MachineError
 from mkref.machine.base import Machine, StepInputs
+from mkref.machine.inputs import check_launch, check_stops
+from mkref.machine.launch import Launch, LazyLaunch
+from mkref.plan.buffers import STOP_IDS
 from mkref.plan.build import PAGE, Plan
+from mkref.plan.runtime import launch_ends
 from mkref.reference.model import KVCache, Reference
 from mkref.reference.sampling import sample
 
@@ -145,15 +149,37 @@ class TorchMachine(Machine):
         """
         self._forward(tokens, page_table, 0)
 
-    def step(self, inputs: StepInputs) -> np.ndarray:
-        """See `Machine.step`."""
-        inputs.check(self.plan, self.max_context)
-        rows = range(inputs.rows)
+    def start(
+        self,
+        inputs: StepInputs,
+        n_steps: int = 1,
+        *,
+        stop_ids: np.ndarray | None = None,
+        stop_after: int = 0,
+    ) -> Launch:
+        """See `Machine.start`; each step runs when its tokens are asked for."""
+        check_launch(inputs, self.plan, self.max_context, n_steps)
+        check_stops(stop_ids, stop_after, inputs.rows)
+        if stop_ids is None:
+            stop_ids = np.full((inputs.rows, STOP_IDS), -1)
+        return LazyLaunch(self._steps(inputs, n_steps, stop_ids, stop_after), n_steps)
+
+    def _steps(
+        self, inputs: StepInputs, n_steps: int, stop_ids: np.ndarray, stop_after: int
+    ) -> Generator[np.ndarray, None, None]:
+        drawn: list[np.ndarray] = []
+        for step in range(n_steps):
+            drawn.append(self._step(inputs, drawn[-1] if drawn else inputs.tokens, step))
+            yield drawn[-1]
+            if launch_ends(np.stack(drawn), stop_ids, stop_after, cancelled=False):
+                return
+
+    def _step(self, inputs: StepInputs, tokens: np.ndarray, step: int) -> np.ndarray:
+        """One step, row by row: a row sees the keys of those before it (`StepInputs.earlier`)."""
+        rows, positions = range(inputs.rows), (inputs.positions + step).tolist()
         self._logits = np.stack(
             [
-                self._forward(
-                    [inputs.tokens[row]], inputs.page_table[:, row], inputs.positions[row]
-                )
+                self._forward([tokens[row]], inputs.page_table[:, row], positions[row])
                 for row in rows
             ]
         )
@@ -166,9 +192,7 @@ class TorchMachine(Machine):
         temperatures = inputs.temperatures if len(inputs.temperatures) else np.zeros(inputs.rows)
         seeds = inputs.seeds if len(inputs.seeds) else np.zeros(inputs.rows, np.uint64)
         drawn = [
-            sample(
-                self._logits[row], temperatures[row], int(seeds[row]), int(inputs.positions[row])
-            )
+            sample(self._logits[row], temperatures[row], int(seeds[row]), positions[row])
             for row in rows
         ]
         return np.asarray(drawn, np.int32)

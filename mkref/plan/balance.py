@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkref.plan.build import ROWS
 from mkref.plan.runtime import attention_items
+from mkref.plan.share import share_half
 from mkref.plan.table import Ints, TaskTable
 from mkref.plan.task import Flag, Op, Task
 from mkref.weights.layout import TILE_WORDS
@@ -63,15 +63,16 @@ def balance(plan: Plan | TaskTable, *, rows: int = 1, context: int = 1) -> Balan
 
     Args:
         plan: a plan that `verify` accepts.
-        rows: active rows, 1 to 8.
+        rows: active rows, 1 to those that the plan is for.
         context: tokens of every row, the one that is fed included.
 
     Raises:
         ValueError: rows or context out of range.
     """
-    if not 1 <= rows <= ROWS or context < 1:
-        raise ValueError(f"balance: {rows} rows of {context} tokens; 1 to {ROWS} rows, 1 token up")
     table = plan if isinstance(plan, TaskTable) else TaskTable(plan)
+    most = table.plan.rows
+    if not 1 <= rows <= most or context < 1:
+        raise ValueError(f"balance: {rows} rows of {context} tokens; 1 to {most} rows, 1 token up")
     tiles = _tiles(table, rows, context)
     out = {}
     for op in Op:
@@ -90,10 +91,12 @@ def _tiles(table: TaskTable, rows: int, context: int) -> Ints:
     chosen = min(config.num_experts, rows * config.num_experts_per_tok)
     active = np.where(table["flags"] & Flag.DENSE, 1, chosen)
     tiles = np.where(op == Op.DOWN, count * active, tiles)
-    units = active * table["blocks"]
-    slots = np.maximum(count, 1)
-    per_slot = units * (first + 1) // slots - units * first // slots  # as `share` divides
-    tiles = np.where(op == Op.GATE_UP, per_slot, tiles) * table["k_tiles"]
+    granules = active * table["blocks"]
+    for record in np.flatnonzero(op == Op.GATE_UP).tolist():
+        shared = (int(n[record]) for n in (granules, table["index"], count, first))
+        begin, end = share_half(*shared)
+        tiles[record] = end - begin
+    tiles *= table["k_tiles"]
     positions = np.full(rows, context - 1)
     n_heads, page_tiles = config.num_key_value_heads, config.head_dim // 2
     pages: dict[tuple[int, int, int], int] = {}

@@ -19,10 +19,15 @@ from mkref.plan.share import share
 from mkref.plan.task import FIELDS, NO_COUNTER, WORDS, Flag, Op, Task
 from mkref.weights.layout import TILE, PackedLayout
 
-__all__ = ["CHUNK_PAGES", "PAGE", "ROWS", "Counter", "KvPool", "Plan", "build_plan"]
+__all__ = ["CHUNK_PAGES", "GROUP_COLUMNS", "PAGE", "ROWS", "ROW_CHOICES", "Counter", "KvPool"]
+__all__ += ["Plan", "build_plan"]
 
 ROWS = 8
-"""Rows of a batch that one step can serve: the n side of `mma.m16n8k16`."""
+"""Rows of a batch that one step can serve, unless a plan is built for more."""
+ROW_CHOICES = (8, 16, 32)
+"""One, two or four n sides of `mma.m16n8k16`."""
+GROUP_COLUMNS = 8
+"""In attention the n side of the mma is the query heads of one KV head."""
 PAGE = 64
 """Keys of one KV page."""
 CHUNK_PAGES = 2
@@ -78,6 +83,7 @@ class Plan:
     pool: KvPool
     tasks: tuple[tuple[Task, ...], ...]
     counters: tuple[Counter, ...]
+    rows: int = ROWS
 
     @property
     def n_sm(self) -> int:
@@ -107,9 +113,10 @@ class Plan:
     def to_dict(self) -> dict[str, object]:
         """A JSON-ready form that `from_dict` turns back into an equal plan."""
         return {
-            "format": "mkref-plan-1",
+            "format": "mkref-plan-2",
             "fields": list(FIELDS),
             "config": self.config.to_dict(),
+            "rows": self.rows,
             "kv_pages": {"full": self.pool.full_pages, "sliding": self.pool.sliding_pages},
             "counters": [[c.name, c.target] for c in self.counters],
             "tasks": [[list(t.words()) for t in tasks] for tasks in self.tasks],
@@ -123,10 +130,10 @@ class Plan:
             PlanError: another format, another task record than this version's, or a number that
                 is none.
         """
-        if data.get("format") != "mkref-plan-1" or tuple(data.get("fields", ())) != FIELDS:
+        if data.get("format") != "mkref-plan-2" or tuple(data.get("fields", ())) != FIELDS:
             raise PlanError(
                 f"plan: format {data.get('format')!r} with fields {data.get('fields')} is not the "
-                f"'mkref-plan-1' of this version; build it again with `mkref plan`"
+                f"'mkref-plan-2' of this version; build it again with `mkref plan`"
             )
         config = NorthConfig.from_dict(data["config"])
         full, sliding = (
@@ -141,6 +148,7 @@ class Plan:
                 for sm, tasks in enumerate(data["tasks"])
             ),
             tuple(_counter(i, *entry) for i, entry in enumerate(data["counters"])),
+            _check_rows(data["rows"]),
         )
 
 
@@ -163,7 +171,15 @@ def _counter(index: int, name: object, target: object) -> Counter:
     return Counter(name, _whole(f"the target of counter {name!r}", target, least=0))
 
 
-def build_plan(config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages: int) -> Plan:
+def _check_rows(rows: object) -> int:
+    if rows in ROW_CHOICES and isinstance(rows, int):
+        return rows
+    raise PlanError(f"rows: {rows!r} rows of a batch, must be one of {ROW_CHOICES}")
+
+
+def build_plan(
+    config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages: int, rows: int = ROWS
+) -> Plan:
     """The plan of one decode step on `n_sm` SMs.
 
     Args:
@@ -171,22 +187,24 @@ def build_plan(config: NorthConfig, n_sm: int, *, full_pages: int, sliding_pages
         n_sm: SMs that run the kernel, 1 to 1024.
         full_pages: pages (64 tokens) in the pool of each full-attention layer.
         sliding_pages: pages in the pool of each sliding layer.
+        rows: rows of a batch that one step can serve, 8, 16 or 32.
 
     Raises:
         ConfigError: a geometry that the kernel does not implement.
-        PlanError: `n_sm` out of range.
+        PlanError: `n_sm` or `rows` out of range.
     """
     check_kernel_limits(config)
     if not 1 <= n_sm <= MAX_SMS:
         raise PlanError(f"n_sm: {n_sm} SMs cannot run a plan; give 1 to {MAX_SMS}")
-    return _Builder(config, n_sm, KvPool.of(config, full_pages, sliding_pages)).build()
+    pool = KvPool.of(config, full_pages, sliding_pages)
+    return _Builder(config, n_sm, pool, _check_rows(rows)).build()
 
 
 class _Builder:
     """Collects tasks per SM; counter targets are counted from the tasks that signal."""
 
-    def __init__(self, config: NorthConfig, n_sm: int, pool: KvPool) -> None:
-        self.config, self.n_sm, self.pool = config, n_sm, pool
+    def __init__(self, config: NorthConfig, n_sm: int, pool: KvPool, n_rows: int) -> None:
+        self.config, self.n_sm, self.pool, self.n_rows = config, n_sm, pool, n_rows
         self.layout = PackedLayout(config)
         self.lists: list[list[Task]] = [[] for _ in range(n_sm)]
         self.names: list[str] = []
@@ -199,7 +217,8 @@ class _Builder:
             x = self.layer(layer, x)
         head = self.counter("head")
         self.head(x, head)
-        self.lists[0].append(Task(Op.SAMPLE, c.num_hidden_layers, 0, 1, wait=head, index=self.n_sm))
+        # Every SM finds the next tokens for itself: its EMBED needs them, and a hop costs more.
+        self.slots(Op.SAMPLE, layer=c.num_hidden_layers, wait=head, index=self.n_sm)
         return self.with_targets()
 
     def layer(self, layer: int, x: int) -> int:
@@ -213,59 +232,74 @@ class _Builder:
             NO_COUNTER if name == "router" and dense else self.counter(f"{name}{layer}")
             for name in ("router", "qkv", "attention", "merge", "h", "out")
         )
+        pages = self.pool.base(c, layer)
         flags = Flag.DENSE if dense else 0
         expert = {"route_wait": router, "flags": flags, "layer": layer}
 
         # Router and q, k, v read the same x: one share over the rows of both, so that every SM
-        # streams
-        # the same number of bytes.
+        # streams the same number of bytes. The router's rows are spread over all SMs and come
+        # first on each: the loaders can find the experts while q, k, v are still being computed.
         n_router = 0 if dense else -(-c.num_experts // TILE)
-        n_qkv = (c.q_width + 2 * c.kv_width) // TILE
+        n_all = n_router + (c.q_width + 2 * c.kv_width) // TILE
         rope = Flag.ROPE if c.uses_rope(layer) else 0
+        shared = {"layer": layer, "k_tiles": hk, "wait": x}
         for sm in range(self.n_sm):
-            begin, end = share(n_router + n_qkv, self.n_sm, sm)
+            begin, end = share(n_all, self.n_sm, sm)
+            first, last = begin * n_router // n_all, end * n_router // n_all
             self.add_rows(
                 sm,
-                begin,
-                min(end, n_router),
+                first,
+                last,
                 Op.ROUTER,
-                layer,
                 weights=at.router,
-                k_tiles=hk,
-                wait=x,
                 signal=router,
+                **shared,
             )
             self.add_rows(
                 sm,
-                max(begin - n_router, 0),
-                end - n_router,
+                begin - first,
+                end - last,
                 Op.QKV,
-                layer,
                 weights=at.qkv,
-                k_tiles=hk,
-                wait=x,
                 signal=qkv,
                 flags=rope,
+                **shared,
             )
+        # A loader copies pages to which the merges of the step before have appended. It is sure of
+        # those once it has waited for the router of another layer; else it waits for them.
+        others = (i for i in range(c.num_hidden_layers) if i != layer)
+        appended = merge if all(c.is_dense(i) for i in others) else NO_COUNTER
         self.slots(
             Op.ATTENTION,
             layer=layer,
             wait=qkv,
+            route_wait=appended,
             signal=attention,
             flags=sliding,
             window=window,
-            kv_tiles=self.pool.base(c, layer),
+            kv_tiles=pages,
         )
+        # The merge lies between two halves of the same operator: the first gives the attention of
+        # the slowest SM time to arrive, the second hides the hop from the merge to O_PROJ.
+        gate_up = {
+            "weights": at.gate_up,
+            "k_tiles": hk,
+            "blocks": width // 8,
+            "wait": x,
+            "signal": h,
+            "index": n_all,
+        }
+        self.halves(Op.GATE_UP, 0, **gate_up, **expert)
         self.slots(
-            Op.GATE_UP,
-            weights=at.gate_up,
-            k_tiles=hk,
-            blocks=width // 8,
-            wait=x,
-            signal=h,
-            **expert,
+            Op.MERGE,
+            layer=layer,
+            wait=attention,
+            signal=merge,
+            flags=sliding,
+            window=window,
+            kv_tiles=pages,
         )
-        self.slots(Op.MERGE, layer=layer, wait=attention, signal=merge, window=window)
+        self.halves(Op.GATE_UP, 1, **gate_up, **expert)
         # O and down share their output rows: x + attention + experts is a sum inside one SM.
         n_out = c.hidden_size // TILE
         self.rows(n_out, Op.O_PROJ, layer, weights=at.o, k_tiles=c.q_width // TILE, wait=merge)
@@ -313,6 +347,11 @@ class _Builder:
         if end > begin:
             self.lists[sm].append(Task(op, layer, begin, end - begin, **words))
 
+    def halves(self, op: Op, half: int, **words: int) -> None:
+        """One task per SM for the first or second half of its share: slots 2 sm and 2 sm + 1."""
+        for sm in range(self.n_sm):
+            self.lists[sm].append(Task(op, first=2 * sm + half, count=2 * self.n_sm, **words))
+
     def slots(self, op: Op, **words: int) -> None:
         """One task per SM; it finds its part of the run-time work from (slot, number of slots)."""
         for sm in range(self.n_sm):
@@ -335,15 +374,22 @@ class _Builder:
         return Plan(
             self.config,
             self.pool,
-            tuple(tuple(aim(t) for t in _mark_release(tasks)) for tasks in self.lists),
+            tuple(tuple(aim(t) for t in _mark_last(tasks)) for tasks in self.lists),
             tuple(Counter(n, a) for n, a in zip(self.names, arrivals, strict=True)),
+            self.n_rows,
         )
 
 
-def _mark_release(tasks: list[Task]) -> list[Task]:
-    """Flag the last task of each layer that uses the layer's experts."""
-    last = {task.layer: i for i, task in enumerate(tasks) if task.op in (Op.GATE_UP, Op.DOWN)}
+def _mark_last(tasks: list[Task]) -> list[Task]:
+    """Flag, per layer, the last task and the last one that uses the layer's experts."""
+    users = {task.layer: i for i, task in enumerate(tasks) if task.op in (Op.GATE_UP, Op.DOWN)}
+    last = {task.layer: i for i, task in enumerate(tasks)}
     return [
-        replace(task, flags=task.flags | Flag.RELEASE) if last.get(task.layer) == i else task
+        replace(
+            task,
+            flags=task.flags
+            | (Flag.RELEASE if users.get(task.layer) == i else 0)
+            | (Flag.LAST_OF_LAYER if last[task.layer] == i else 0),
+        )
         for i, task in enumerate(tasks)
     ]

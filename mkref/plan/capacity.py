@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkref.plan.buffers import BUFFERS, COUNTER_STRIDE, STATUS_WORDS, max_active
-from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS
+from mkref.plan.buffers import (
+    BUFFERS,
+    COUNTER_STRIDE,
+    MAX_LAUNCH_STEPS,
+    STATUS_WORDS,
+    STOP_IDS,
+    max_active,
+)
+from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, PAGE
 from mkref.plan.effects import ROUTED
 from mkref.plan.task import WORDS, Flag, Op
 from mkref.weights.layout import TILE_WORDS, PackedLayout
@@ -79,13 +86,13 @@ def check_pool(table: TaskTable, max_context: int | None) -> Iterator[str]:
 
 def needed_elements(table: TaskTable, max_context: int) -> dict[str, int]:
     """Elements of every buffer that the tasks may touch."""
-    plan, c = table.plan, table.plan.config
+    plan, c, rows = table.plan, table.plan.config, table.plan.rows
     pages = -(-max_context // PAGE)
-    parts = ROWS * c.num_key_value_heads * -(-pages // CHUNK_PAGES) * ROWS
+    parts = rows * c.num_key_value_heads * -(-pages // CHUNK_PAGES) * GROUP_COLUMNS
     routed = np.isin(table["op"], list(ROUTED))
     granules = np.where(table["op"] == Op.GATE_UP, table["blocks"], 0)
-    active = np.where(table["flags"] & Flag.DENSE, 1, max_active(c))
-    h = int((granules * active)[routed].max(initial=0)) * 8 * ROWS
+    active = np.where(table["flags"] & Flag.DENSE, 1, max_active(c, rows))
+    h = int((granules * active)[routed].max(initial=0)) * 8 * rows
     heads = table["index"][table["op"] == Op.HEAD].max(initial=-1) + 1
     kv_end = 0
     for layer in range(c.num_hidden_layers):
@@ -97,26 +104,31 @@ def needed_elements(table: TaskTable, max_context: int) -> dict[str, int]:
         "rope": max_context * c.head_dim,
         "tasks": len(table) * WORDS,
         "task_offsets": plan.n_sm + 1,
-        "tokens": ROWS,
-        "positions": ROWS,
-        "page_table": 2 * ROWS * pages,
-        "temperatures": ROWS,
-        "seeds": 2 * ROWS,
+        "tokens": rows,
+        "positions": rows,
+        "earlier": rows,
+        "stop_ids": rows * STOP_IDS,
+        "page_table": 2 * rows * pages,
+        "temperatures": rows,
+        "seeds": 2 * rows,
         "kv": kv_end * TILE_WORDS,
-        "x": 2 * ROWS * c.hidden_size,
-        "x_mid": ROWS * c.hidden_size,
-        "router_logits": ROWS * c.num_experts,
-        "q": ROWS * c.num_key_value_heads * ROWS * c.head_dim,
-        "k_new": ROWS * c.kv_width,
-        "v_new": ROWS * c.kv_width,
+        "x": 2 * rows * c.hidden_size,
+        "x_mid": rows * c.hidden_size,
+        "router_logits": rows * c.num_experts,
+        "q": rows * c.num_key_value_heads * GROUP_COLUMNS * c.head_dim,
+        "k_new": rows * c.kv_width,
+        "v_new": rows * c.kv_width,
         "part_o": parts * c.head_dim,
         "part_ml": parts * 2,
-        "attn": ROWS * c.q_width,
+        "attn": rows * c.q_width,
         "h": h,
-        "logits": ROWS * c.vocab_size,
-        "best_values": int(heads) * ROWS,
-        "best_tokens": int(heads) * ROWS,
-        "next_tokens": ROWS,
+        "logits": rows * c.vocab_size,
+        "best_values": int(heads) * rows,
+        "best_tokens": int(heads) * rows,
+        "control": 4,  # whole, though only the first is in use
+        "active_experts": c.num_hidden_layers,
+        "tokens_out": MAX_LAUNCH_STEPS * rows,
+        "progress": 2,
         "counters": len(plan.counters) * COUNTER_STRIDE,
         "status": STATUS_WORDS,
     }

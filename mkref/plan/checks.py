@@ -3,7 +3,7 @@
 Each check yields one sentence per violation. They run before the checks of order
 (`mkref.plan.hazards`), which rely on them.
 
-What it does not do: look at the order of tasks.
+What it does not do: look at the order of tasks (`mkref.plan.sequence`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mkref.plan.build import ROW_CHOICES
 from mkref.plan.effects import ROUTED, ROW_OPS, layers_of, row_blocks
 from mkref.plan.task import NO_COUNTER, Flag, Op, Task
 from mkref.weights.layout import TILE, PackedLayout
@@ -20,16 +21,16 @@ from mkref.weights.layout import TILE, PackedLayout
 if TYPE_CHECKING:
     from mkref.plan.table import Ints, TaskTable
 
-__all__ = ["check_counters", "check_operands", "check_release", "check_words"]
+__all__ = ["check_counters", "check_operands", "check_words"]
 
 COMMON = {"op", "layer", "first", "count", "wait", "wait_count", "signal", "flags"}
 USED = {
     Op.EMBED: COMMON | {"weights"},
     Op.ROUTER: COMMON | {"weights", "k_tiles"},
     Op.QKV: COMMON | {"weights", "k_tiles"},
-    Op.ATTENTION: COMMON | {"window", "kv_tiles"},
-    Op.MERGE: COMMON | {"window"},
-    Op.GATE_UP: COMMON | {"weights", "k_tiles", "blocks", "route_wait", "route_count"},
+    Op.ATTENTION: COMMON | {"window", "kv_tiles", "route_wait", "route_count"},
+    Op.MERGE: COMMON | {"window", "kv_tiles"},
+    Op.GATE_UP: COMMON | {"weights", "k_tiles", "blocks", "route_wait", "route_count", "index"},
     Op.O_PROJ: COMMON | {"weights", "k_tiles"},
     Op.DOWN: COMMON | {"weights", "k_tiles", "blocks", "route_wait", "route_count"},
     Op.HEAD: COMMON | {"weights", "k_tiles", "index"},
@@ -41,8 +42,10 @@ DEFAULTS = Task(0, 0, 0, 0)
 
 
 def check_words(table: TaskTable) -> Iterator[str]:
-    """Opcodes, layers, ranges of row blocks and slots, counter numbers, unused words."""
+    """Rows, opcodes, layers, ranges of row blocks and slots, counter numbers, unused words."""
     config, n_counters = table.plan.config, len(table.plan.counters)
+    if table.plan.rows not in ROW_CHOICES:
+        yield f"rows: {table.plan.rows} rows of a batch, must be one of {ROW_CHOICES}"
     for record in np.flatnonzero(~np.isin(table["op"], list(Op))):
         yield f"{table.place(record)}: 0..{max(Op)} are the operations"
     for field in ("wait", "route_wait", "signal"):
@@ -63,9 +66,9 @@ def check_words(table: TaskTable) -> Iterator[str]:
             wrong = (first < 0) | (count < (op != Op.HEAD)) | (first + count > blocks)
             unit = f"row blocks {{}}..{{}} are not a range within 0..{blocks - 1}"
         else:
-            slots = count if op != Op.SAMPLE else 1
-            wrong = (first < 0) | (first >= count) | (count != slots)
-            unit = "slot {} of {} does not exist"
+            # GATE_UP: two slots are the halves of one share.
+            wrong = (first < 0) | (first >= count) | ((op == Op.GATE_UP) & (count % 2 != 0))
+            unit = f"{'half' if op == Op.GATE_UP else 'slot'} {{}} of {{}} does not exist"
         for record in mine[wrong]:
             a, n = table["first"][record], table["count"][record]
             yield f"{table.place(record)}: {unit.format(a, a + n - 1 if op in ROW_OPS else n)}"
@@ -79,7 +82,7 @@ def check_words(table: TaskTable) -> Iterator[str]:
 
 
 def expected_operands(layout: PackedLayout, op: Op, layer: int) -> dict[str, int]:
-    """Words that follow from geometry and layer, `kv_tiles` and Flag.RELEASE apart."""
+    """Words that follow from geometry and layer; not `kv_tiles`, nor flags of what is last."""
     config = layout.config
     hidden = config.hidden_size // TILE
     if op == Op.EMBED:
@@ -100,12 +103,13 @@ def expected_operands(layout: PackedLayout, op: Op, layer: int) -> dict[str, int
             "flags": Flag.ROPE if config.uses_rope(layer) else 0,
         },
         Op.ATTENTION: {"window": window, "flags": Flag.SLIDING if sliding else 0},
-        Op.MERGE: {"window": window, "flags": 0},
+        Op.MERGE: {"window": window, "flags": Flag.SLIDING if sliding else 0},
         Op.GATE_UP: {
             "weights": at.gate_up,
             "k_tiles": hidden,
             "blocks": width // 8,
             "flags": dense,
+            "index": sum(row_blocks(config, o) for o in (Op.ROUTER, Op.QKV)[bool(dense) :]),
         },
         Op.O_PROJ: {"weights": at.o, "k_tiles": config.q_width // TILE, "flags": 0},
         Op.DOWN: {
@@ -125,11 +129,12 @@ def check_operands(table: TaskTable) -> Iterator[str]:
         for layer in layers_of(config, op):
             mine = table.group(op, layer)
             expected = expected_operands(layout, op, layer)
-            if op == Op.ATTENTION:
+            if op in (Op.ATTENTION, Op.MERGE):
                 expected["kv_tiles"] = plan.pool.base(config, layer)
             for field, want in expected.items():
                 have = table[field][mine]
-                have = have & ~int(Flag.RELEASE) if field == "flags" and op in ROUTED else have
+                if field == "flags":
+                    have = have & ~(Flag.LAST_OF_LAYER | (Flag.RELEASE if op in ROUTED else 0))
                 for record in mine[have != want]:
                     yield (
                         f"{table.place(record)}: {field} = {table[field][record]}, "
@@ -189,23 +194,3 @@ def check_counters(table: TaskTable) -> Iterator[str]:
 def _dense_layers(table: TaskTable) -> list[int]:
     config = table.plan.config
     return [layer for layer in range(config.num_hidden_layers) if config.is_dense(layer)]
-
-
-def check_release(table: TaskTable) -> Iterator[str]:
-    """Flag.RELEASE stands on the SM's last routed task of each layer and nowhere else."""
-    routed = np.flatnonzero(np.isin(table["op"], list(ROUTED)))
-    sm, layer = table.sm[routed], table["layer"][routed]
-    # The next routed task of the same SM belongs to another layer, or there is none.
-    last = np.ones(len(routed), dtype=bool)
-    last[:-1] = (sm[1:] != sm[:-1]) | (layer[1:] != layer[:-1])
-    has = (table["flags"][routed] & Flag.RELEASE) != 0
-    for record in routed[last & ~has]:
-        yield (
-            f"{table.place(record)}: Flag.RELEASE is missing; it is the SM's last task that uses "
-            "the layer's experts, and the loader would wait for ever"
-        )
-    for record in routed[~last & has]:
-        yield (
-            f"{table.place(record)}: Flag.RELEASE, but a later task of this SM still uses the "
-            "layer's experts"
-        )

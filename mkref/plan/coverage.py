@@ -32,8 +32,12 @@ def check_coverage(table: TaskTable) -> Iterator[str]:
     heads = table.group(Op.HEAD, config.num_hidden_layers)
     yield from _cover_entries(table, heads, table["index"][heads], len(heads), "slot of the bests")
     samples = np.flatnonzero(table["op"] == Op.SAMPLE)
-    if len(samples) != 1:
-        yield f"{len(samples)} SAMPLE tasks, there must be one"
+    times = np.bincount(table.sm[samples], minlength=table.plan.n_sm)
+    for sm in np.flatnonzero(times != 1):
+        yield (
+            f"SM {sm}: {times[sm]} SAMPLE tasks, there must be one on every SM; it finds the "
+            "tokens of this SM's next step, and whether there is one"
+        )
     for record in samples[table["index"][samples] != len(heads)]:
         yield (
             f"{table.place(record)}: reads {table['index'][record]} slots of the bests, "

@@ -1,9 +1,13 @@
 """What each operation reads and writes: the model of the kernel that the verifier works with.
 
-A value is the content that a buffer has during one layer. Buffers whose members are written and
-read together count as one here. Of "x" there are two copies, used in turn; of everything else one.
-Weights, tables and the step's inputs do not change during a step, and the KV cache of a layer is
-touched by one ATTENTION task per page and head only, so none of them appears.
+A value is the content that a buffer has during one layer of one step. Buffers whose members are
+written and read together count as one here. Of "x" there are two copies, used in turn; every layer
+has KV pages of its own; of everything else there is one. Most values are read in the step that
+writes them. Two are read in the next one: the tokens, which every SM finds and keeps for itself,
+and the KV pages, to which MERGE appends and which the loaders of the next step copy.
+
+Not here: weights, tables and the launch's inputs, which do not change during a launch; "tokens_out"
+and "progress", which the SAMPLE of slot 0 alone writes, for the host.
 
 What it does not do: know a plan.
 """
@@ -19,15 +23,23 @@ from mkref.weights.layout import TILE
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["COPIES", "READS", "ROUTED", "ROW_OPS", "SLOT_OPS", "WRITES", "Touch", "layers_of"]
-__all__ += ["row_blocks"]
+__all__ = ["COPIES", "HELPED", "PER_LAYER", "PLACES", "READS", "ROUTED", "ROW_OPS", "SAME_THREADS"]
+__all__ += ["SLOT_OPS", "WRITES", "Touch", "layers_of", "row_blocks"]
 
 ROW_OPS = (Op.EMBED, Op.ROUTER, Op.QKV, Op.O_PROJ, Op.DOWN, Op.HEAD)
 """`first, count` is a range of row blocks."""
-SLOT_OPS = (Op.ATTENTION, Op.MERGE, Op.GATE_UP)
-"""`first, count` is a slot and the number of slots; the work is divided at run time."""
+SLOT_OPS = (Op.ATTENTION, Op.MERGE, Op.GATE_UP, Op.SAMPLE)
+"""`first, count` is a slot and the number of slots; the work is divided at run time (of SAMPLE,
+each slot does all).
+"""
 ROUTED = (Op.GATE_UP, Op.DOWN)
 """Needs the layer's experts, which the loader finds from the router logits."""
+HELPED = (Op.MERGE,)
+"""Done by the helper warp when a launch has more than MERGE_ROWS rows (a constant of the kernel):
+beside the consumers, they do not wait for each other. With fewer rows the consumers do it.
+"""
+PLACES: tuple[tuple[Op, ...], ...] = (HELPED, ())
+"""What the helper does in a launch: the number of rows chooses. A plan must be right for each."""
 
 
 @dataclass(frozen=True)
@@ -37,33 +49,41 @@ class Touch:
     Attributes:
         buffer: its name, or names that go together.
         part: "all" of it; the "rows" of the task's row blocks; the part of a "slot", known at run
-            time only; or the entry "index" (a reader: all entries below it).
-        of_next: the value belongs to the next layer.
+            time only; the entry "index" (a reader: all entries below it); or what the "sm" keeps
+            for itself.
+        layer: the value belongs to the task's "own" layer; to the "next"; or to the "last", that of
+            HEAD and SAMPLE.
+        of_step_before: what is read was written in the step before.
         by_loader: it is read by the loader, which does not wait for `wait` but for `route_wait`.
     """
 
     buffer: str
-    part: Literal["all", "rows", "slot", "index"] = "all"
-    of_next: bool = False
+    part: Literal["all", "rows", "slot", "index", "sm"] = "all"
+    layer: Literal["own", "next", "last"] = "own"
+    of_step_before: bool = False
     by_loader: bool = False
 
 
 COPIES = {"x": 2}
 """Values of a buffer that exist at the same time; 1 if not listed."""
+PER_LAYER = ("kv",)
+"""Buffers in which every layer has its own part."""
+SAME_THREADS = ("x_mid",)
+"""Rows that the same threads of an SM write and read, if both tasks have the same `first`."""
 
 _ROUTE = Touch("router_logits", by_loader=True)
 
 READS: dict[Op, tuple[Touch, ...]] = {
-    Op.EMBED: (),
+    Op.EMBED: (Touch("tokens", "sm", layer="last", of_step_before=True),),
     Op.ROUTER: (Touch("x"),),
     Op.QKV: (Touch("x"),),
-    Op.ATTENTION: (Touch("q, k_new, v_new"),),
-    Op.MERGE: (Touch("part_o, part_ml"),),
+    Op.ATTENTION: (Touch("q, k_new, v_new"), Touch("kv", of_step_before=True, by_loader=True)),
+    Op.MERGE: (Touch("part_o, part_ml"), Touch("q, k_new, v_new")),
     Op.GATE_UP: (Touch("x"), _ROUTE),
     Op.O_PROJ: (Touch("attn"), Touch("x", "rows")),
     Op.DOWN: (Touch("h"), Touch("x_mid", "rows"), _ROUTE),
     Op.HEAD: (Touch("x"),),
-    Op.SAMPLE: (Touch("best_values, best_tokens", "index"),),
+    Op.SAMPLE: (Touch("best_values, best_tokens", "index"), Touch("control")),
 }
 
 WRITES: dict[Op, tuple[Touch, ...]] = {
@@ -71,12 +91,17 @@ WRITES: dict[Op, tuple[Touch, ...]] = {
     Op.ROUTER: (Touch("router_logits", "rows"),),
     Op.QKV: (Touch("q, k_new, v_new", "rows"),),
     Op.ATTENTION: (Touch("part_o, part_ml", "slot"),),
-    Op.MERGE: (Touch("attn", "slot"),),
+    Op.MERGE: (Touch("attn", "slot"), Touch("kv", "slot")),
     Op.GATE_UP: (Touch("h", "slot"),),
     Op.O_PROJ: (Touch("x_mid", "rows"),),
-    Op.DOWN: (Touch("x", "rows", of_next=True),),
-    Op.HEAD: (Touch("logits", "rows"), Touch("best_values, best_tokens", "index")),
-    Op.SAMPLE: (Touch("next_tokens"),),
+    Op.DOWN: (Touch("x", "rows", layer="next"),),
+    # One HEAD task writes "control"; here all do, which asks for no more than the bests do.
+    Op.HEAD: (
+        Touch("logits", "rows"),
+        Touch("best_values, best_tokens", "index"),
+        Touch("control"),
+    ),
+    Op.SAMPLE: (Touch("tokens", "sm"),),
 }
 
 

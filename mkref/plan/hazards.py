@@ -1,15 +1,22 @@
 """Checks of order: every read comes after the writes it needs, every write after the last reads.
 
-For each value (a buffer's content during one layer, `mkref.plan.effects`):
+For each value (a buffer's content during one layer of a step, `mkref.plan.effects`):
 
     read after write    whoever reads it starts after all who write the part that is read;
     write after read    whoever writes the next value into the same memory starts after all who
     write after write   read or wrote the overlapping part of this one.
 
-"After" means: known to be finished by the vector clock of the later task (`mkref.plan.clocks`). A
-writer that signals nothing is fine as long as its readers come later in the same SM's list.
+The first value of a step in its memory lies over the last one of the step before. And for each
+counter, which is never set back:
 
-What it does not do: look at weights or the KV cache, which no two tasks of a step share.
+    arrival             whoever signals it starts after all who signal it in the step before: else
+                        a counter could be full without one who is late.
+
+"After" means: known to be finished by the vector clock of the later task (`mkref.plan.clocks`).
+Being later in the same SM's list is enough where each thread reads only what it wrote itself.
+Values further back need no look: their users came before the writers of the one in between.
+
+What it does not do: look at weights, which nobody writes.
 """
 
 from __future__ import annotations
@@ -20,16 +27,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkref.plan.effects import COPIES, READS, WRITES, Touch, layers_of
-from mkref.plan.task import Op
+from mkref.plan.effects import COPIES, PER_LAYER, READS, SAME_THREADS, WRITES, Touch, layers_of
+from mkref.plan.task import NO_COUNTER, Flag, Op
 
 if TYPE_CHECKING:
     from mkref.plan.clocks import Clock, Clocks
     from mkref.plan.table import Ints, TaskTable
 
-__all__ = ["check_order"]
+__all__ = ["check_arrivals", "check_order"]
 
 ALL = np.iinfo(np.int32).max
+BEFORE = -1
+"""The step before that of the later task."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Access:
     Attributes:
         records: int64 [n].
         begin, end: int64 [n], the part that each touches, in row blocks or entries.
-        start: int32 [n, n_sm], their clocks when they do.
+        start: int32 [n, 2 n_sm], their clocks when they do.
     """
 
     records: Ints
@@ -52,15 +61,15 @@ class Access:
 
     @staticmethod
     def join(parts: list[Access]) -> Access:
-        """All of them in one."""
+        """All of them in one; at least one."""
         columns = ("records", "begin", "end", "start")
         return Access(*(np.concatenate([getattr(p, name) for p in parts]) for name in columns))
 
     def extremes(self, table: TaskTable, *, last: bool) -> Access:
-        """Per SM and part only the last (or first) record: list order answers for the others."""
+        """Per lane and part only the last (or first) record: its order answers for the others."""
         rank = -self.records if last else self.records
-        order = np.lexsort((rank, self.end, self.begin, table.sm[self.records]))
-        keys = np.stack([table.sm[self.records], self.begin, self.end])[:, order]
+        order = np.lexsort((rank, self.end, self.begin, table.lane[self.records]))
+        keys = np.stack([table.lane[self.records], self.begin, self.end])[:, order]
         new = np.ones(len(order), dtype=bool)
         new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
         return self[order[new]]
@@ -68,10 +77,17 @@ class Access:
 
 @dataclass
 class Value:
-    """Who writes and who reads a buffer's content of one layer."""
+    """Who writes and who reads a buffer's content of one layer, and who reads it a step later."""
 
     writes: list[Access] = field(default_factory=list)
     reads: list[Access] = field(default_factory=list)
+    reads_later: list[Access] = field(default_factory=list)
+
+    def users(self, step: int) -> Iterator[tuple[Access, int]]:
+        """All who touch the value that was written in `step`, and the steps in which they do."""
+        yield Access.join(self.writes + self.reads), step
+        if self.reads_later:
+            yield Access.join(self.reads_later), step + 1
 
 
 def check_order(table: TaskTable, clocks: Clocks) -> Iterator[str]:
@@ -80,27 +96,43 @@ def check_order(table: TaskTable, clocks: Clocks) -> Iterator[str]:
     for (buffer, layer), value in sorted(values.items()):
         what = f"{buffer} of layer {layer}"
         if not value.writes:
-            reader = table.place(value.reads[0].records[0])
+            reader = table.place((value.reads + value.reads_later)[0].records[0])
             yield f"{reader}: reads {what}, which nobody writes"
             continue
         writers = Access.join(value.writes).extremes(table, last=True)
-        if value.reads:
-            readers = Access.join(value.reads).extremes(table, last=False)
-            for early, late in _unordered(table, writers, readers):
+        for reads, step in ((value.reads, 0), (value.reads_later, BEFORE)):
+            if not reads:
+                continue
+            readers = Access.join(reads).extremes(table, last=False)
+            itself = buffer in SAME_THREADS
+            for early, late in _unordered(table, writers, step, readers, itself):
                 yield (
-                    f"{table.place(late)}: reads {what} without a wait that comes after "
+                    f"{table.place(late)}: reads {what}{_of(step)} without a wait that comes after "
                     f"{table.place(early)}, which writes it"
                 )
-        earlier = _earlier(values, buffer, layer)
-        if earlier is None:
-            continue
-        before = values[earlier]
-        users = Access.join(before.writes + before.reads).extremes(table, last=True)
+        source, step = _earlier(values, buffer, layer)
         writers = Access.join(value.writes).extremes(table, last=False)
-        for early, late in _unordered(table, users, writers):
+        for users, when in values[(buffer, source)].users(step):
+            for early, late in _unordered(table, users.extremes(table, last=True), when, writers):
+                yield (
+                    f"{table.place(late)}: writes {what} over that of layer {source}{_of(step)}, "
+                    f"which {table.place(early)}{_of(when)} may still be using"
+                )
+
+
+def check_arrivals(table: TaskTable, clocks: Clocks) -> Iterator[str]:
+    """One sentence per counter to which an arrival may come a step too early."""
+    signals = np.flatnonzero(table["signal"] != NO_COUNTER)
+    order = signals[np.argsort(table["signal"][signals], kind="stable")]
+    starts = np.flatnonzero(np.diff(table["signal"][order])) + 1
+    for records in np.split(order, starts) if len(order) else []:
+        begin = np.zeros_like(records)
+        mine = Access(records, begin, begin + 1, clocks.start[records])
+        late = mine.extremes(table, last=False)
+        for slow, fast in _unordered(table, mine.extremes(table, last=True), BEFORE, late):
             yield (
-                f"{table.place(late)}: writes {what} over that of layer {earlier[1]}, which "
-                f"{table.place(early)} may still be using"
+                f"{table.place(fast)}: signals {table.counter(table['signal'][fast])} without a "
+                f"wait that comes after the signal of {table.place(slow)}{_of(BEFORE)}"
             )
 
 
@@ -112,24 +144,29 @@ def _values(table: TaskTable, clocks: Clocks) -> dict[tuple[str, int], Value]:
             records = table.group(op, layer)
             if not len(records):
                 continue
-            for touches, kind in ((READS[op], "reads"), (WRITES[op], "writes")):
-                for touch in touches:
-                    access = _access(table, clocks, records, touch, kind == "reads")
-                    if len(access.records):
-                        key = (touch.buffer, layer + touch.of_next)
-                        getattr(values.setdefault(key, Value()), kind).append(access)
+            for touch, reading in [(t, True) for t in READS[op]] + [(t, False) for t in WRITES[op]]:
+                access = _access(table, clocks, records, touch, reading)
+                if not len(access.records):
+                    continue
+                of = {"own": layer, "next": layer + 1, "last": table.plan.config.num_hidden_layers}
+                value = values.setdefault((touch.buffer, of[touch.layer]), Value())
+                if not reading:
+                    value.writes.append(access)
+                elif touch.of_step_before:
+                    value.reads_later.append(access)
+                else:
+                    value.reads.append(access)
     return values
 
 
 def _access(table: TaskTable, clocks: Clocks, records: Ints, touch: Touch, reading: bool) -> Access:
-    start = clocks.start
     if touch.by_loader:
-        records = np.intersect1d(records, clocks.finders)
+        records = records[np.isin(records, clocks.readers)]
         # A dense layer has one expert and no router.
-        records = records[table["route_wait"][records] >= 0]
-        clock = clocks.loader[np.searchsorted(clocks.finders, records)]
+        records = records[(table["flags"][records] & Flag.DENSE) == 0]
+        clock = clocks.loader[np.searchsorted(clocks.readers, records)]
     else:
-        clock = start[records]
+        clock = clocks.start[records]
     begin, end = np.zeros_like(records), np.full_like(records, ALL)
     if touch.part == "rows":
         begin = table["first"][records]
@@ -137,26 +174,44 @@ def _access(table: TaskTable, clocks: Clocks, records: Ints, touch: Touch, readi
     elif touch.part == "index":
         begin = begin if reading else table["index"][records]
         end = table["index"][records] + (0 if reading else 1)
+    elif touch.part == "sm":
+        begin = table.sm[records]
+        end = begin + 1
     # The part of a slot is known at run time only: for order, it may be anything.
     return Access(records, begin, end, clock)
 
 
-def _earlier(
-    values: dict[tuple[str, int], Value], buffer: str, layer: int
-) -> tuple[str, int] | None:
-    """The value that lay in the same memory before."""
+def _earlier(values: dict[tuple[str, int], Value], buffer: str, layer: int) -> tuple[int, int]:
+    """Layer and step of the value that lay in the same memory before."""
+    if buffer in PER_LAYER:
+        return layer, BEFORE
     copies = COPIES.get(buffer, 1)
-    for before in range(layer - copies, -1, -copies):
-        if (buffer, before) in values:
-            return buffer, before
-    return None
+    same = [at for name, at in values if name == buffer and (at - layer) % copies == 0]
+    lower = [at for at in same if at < layer]
+    return (max(lower), 0) if lower else (max(same), BEFORE)
 
 
-def _unordered(table: TaskTable, early: Access, late: Access) -> Iterator[tuple[int, int]]:
-    """The first pair of overlapping accesses of which `late` does not surely come later."""
-    known = late.start[:, table.sm[early.records]]  # [late, early]: finished tasks of that SM
+def _of(step: int) -> str:
+    return " of the step before" if step == BEFORE else ""
+
+
+def _unordered(
+    table: TaskTable, early: Access, step: int, late: Access, itself: bool = False
+) -> Iterator[tuple[int, int]]:
+    """The first pair of overlapping accesses of which `late` does not surely come later.
+
+    Args:
+        step: in which `early` happens: 0 is that of `late`, -1 the step before.
+        itself: on the same SM, if both begin with the same row block, list order is enough.
+    """
+    lane = table.lane[early.records]
+    turn = table.turn[early.records] + step * table.lengths[lane]
+    known = late.start[:, lane]  # [late, early]: finished tasks of that lane
     overlap = (late.begin[:, None] < early.end) & (late.end[:, None] > early.begin)
-    wrong = overlap & (known <= table.at[early.records])
+    wrong = overlap & (known <= turn)
+    if itself:
+        same = (table.lane[late.records][:, None] == lane) & (late.begin[:, None] == early.begin)
+        wrong &= ~(same & (table.turn[late.records][:, None] > turn))
     if wrong.any():
         i, j = np.argwhere(wrong)[0]
         yield int(early.records[j]), int(late.records[i])

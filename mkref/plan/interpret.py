@@ -3,10 +3,11 @@
 One task at a time, on as many SMs as the plan has. Counters are honoured as the kernel honours them
 (monotonic, `arrivals * (step + 1)`); which of the SMs that could go on does so is a matter of
 `order`, and must not matter for the result. What the operations compute is in `interpret_ops` and
-`interpret_attention`.
+`interpret_attention`. Each step of a launch is one call of `run`; the loop is the caller's.
 
-What it does not do: model time, the ring in shared memory or memory that is not yet visible. A
-missing wait may go unnoticed in one order; `mkref.plan.verify` finds it in all of them.
+What it does not do: model time, the ring in shared memory, memory that is not yet visible or SMs
+that begin the next step early. A missing wait may go unnoticed in one order; `mkref.plan.verify`
+finds it in all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from mkref.errors import MachineError, PlanError
 from mkref.plan import interpret_ops as ops
 from mkref.plan.interpret_attention import attention, merge
 from mkref.plan.memory import Buffers, UnpackedWeights, allocate
-from mkref.plan.runtime import Route, dense_route, find_experts
+from mkref.plan.runtime import Route, dense_route, find_experts, launch_ends
 from mkref.plan.task import NO_COUNTER, Flag, Op, Task
 
 if TYPE_CHECKING:
@@ -35,18 +36,20 @@ WAIT_COUNTER, WAIT_ROUTE, NOT_FINITE = 1, 4, 5
 """Codes in `status[0]`, as in the kernel."""
 
 PLAIN: dict[int, Callable[[ops.Step, Task], None]] = {
-    Op.EMBED: ops.embed,
     Op.ROUTER: ops.router,
     Op.QKV: ops.qkv,
     Op.ATTENTION: attention,
     Op.MERGE: merge,
     Op.O_PROJ: ops.o_proj,
     Op.HEAD: ops.head,
-    Op.SAMPLE: ops.sample,
 }
 ROUTED: dict[int, Callable[[ops.Step, Task, Route], None]] = {
     Op.GATE_UP: ops.gate_up,
     Op.DOWN: ops.down,
+}
+TOKENS: dict[int, Callable[[ops.Step, Task, ops.Ints], None]] = {
+    Op.EMBED: ops.embed,
+    Op.SAMPLE: ops.sample,
 }
 
 
@@ -57,6 +60,7 @@ class _Sm:
     index: int
     at: int
     end: int
+    sampled: ops.Ints  # tokens of its last SAMPLE: they live from step to step
     routed_layer: int = -1
     route: Route | None = None  # None once released: the loader may find the next layer's
     taken_ns: int = 0
@@ -120,26 +124,32 @@ class Interpreter:
         self.weights = UnpackedWeights(self.buffers["weights"])
         self.tasks = [Task.from_words(words) for words in self.buffers["tasks"].tolist()]
         self.offsets: list[int] = self.buffers["task_offsets"].tolist()
+        shape = (len(self.offsets) - 1, len(self.buffers["tokens"]))
+        self.sampled = np.full(shape, ops.NO_TOKEN, dtype=np.int64)
         for record, task in enumerate(self.tasks):
-            if task.op not in PLAIN and task.op not in ROUTED:
+            if task.op not in {*PLAIN, *ROUTED, *TOKENS}:
                 raise PlanError(f"plan: record {record} has opcode {task.op}; 0..{max(Op)} exist")
 
-    def run(self, rows: int, index: int) -> None:
+    def run(self, rows: int, index: int, launch_step: int = 0) -> None:
         """One decode step.
 
         Args:
-            rows: active rows, 1 to 8.
+            rows: active rows, at most those that the plan was built for.
             index: steps since the counters were zero.
+            launch_step: steps of this launch before this one; positions move on by it. Step 0
+                takes `tokens`, a later one the tokens that came out of the step before.
 
         Raises:
             PlanError: no SM can go on; names an SM, its task, and what it waits for. `status`
-                holds the same in numbers, as the kernel reports a hang.
+                holds the same in numbers, as the kernel reports a hang. Or a token is none.
             MachineError: a logit is not finite; the step was finished all the same.
         """
-        step = ops.Step(self.config, self.buffers, self.weights, rows, index)
+        step = ops.Step(self.config, self.buffers, self.weights, rows, index, launch_step)
         now = time.perf_counter_ns()
         starts = zip(self.offsets, self.offsets[1:], strict=False)
-        running = [_Sm(i, at, end, taken_ns=now) for i, (at, end) in enumerate(starts)]
+        running = [
+            _Sm(i, at, end, self.sampled[i], taken_ns=now) for i, (at, end) in enumerate(starts)
+        ]
         with np.errstate(all="ignore"):  # infinity and NaN go their way, as in the kernel
             while running := [sm for sm in running if sm.at < sm.end]:
                 # A random draw may miss the only SM that can go on: then all are asked.
@@ -151,6 +161,18 @@ class Interpreter:
             raise MachineError(
                 f"logits: row {row} is not finite; the weights or the KV cache hold NaN or infinity"
             )
+
+    def ends(self, rows: int, launch_step: int, stop_after: int) -> bool:
+        """Does the launch end after this step, before `n_steps`? As every SM decides in SAMPLE.
+
+        Args:
+            rows: active rows.
+            launch_step: that of the `run` that is just done.
+            stop_after: stopped rows that end the launch; 0 is never.
+        """
+        tokens = self.buffers["tokens_out"][: launch_step + 1, :rows]
+        cancelled = bool(self.buffers["control"][0])
+        return launch_ends(tokens, self.buffers["stop_ids"][:rows], stop_after, cancelled)
 
     def _draw(self, running: list[_Sm]) -> list[_Sm]:
         """The SMs that are asked next: all in turn, or as many at random."""
@@ -174,7 +196,7 @@ class Interpreter:
             if sm.route is not None:
                 return _Blocked(WAIT_ROUTE, task.layer, 0, 1)  # never released
             if task.flags & Flag.DENSE:
-                sm.route = dense_route(task.layer)
+                sm.route = dense_route(task.layer, step.rows)
             else:
                 short = self._short(task.route_wait, task.route_count, step)
                 if short is not None:
@@ -182,6 +204,8 @@ class Interpreter:
                 logits = self.buffers["router_logits"][: step.rows]
                 sm.route = find_experts(task.layer, logits, self.config)
             sm.routed_layer = task.layer
+            if sm.index == 0:  # the same on every SM: one counts
+                self.buffers["active_experts"][task.layer] += len(sm.route.experts)
         return self._short(task.wait, task.wait_count, step)
 
     def _short(self, counter: int, arrivals: int, step: ops.Step) -> _Blocked | None:
@@ -198,6 +222,8 @@ class Interpreter:
         ready_ns = time.perf_counter_ns()
         if task.op in PLAIN:
             PLAIN[task.op](step, task)
+        elif task.op in TOKENS:
+            TOKENS[task.op](step, task, sm.sampled)
         elif sm.route is None:
             raise PlanError(f"plan: {self._place(sm)} uses its experts after it released them")
         else:

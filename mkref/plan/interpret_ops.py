@@ -2,7 +2,7 @@
 
 The functions have the names of `cuda/megakernel.cu` and do to the buffers what those do, bit for
 bit: the same rounding, the same order of every sum, the same places written. Only active rows are
-read and written.
+read and written. `embed` and `sample` get the tokens that their SM keeps in shared memory as well.
 
 What it does not do: wait, signal or decide who runs next (`mkref.plan.interpret`).
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from mkref.plan.build import ROWS
+from mkref.errors import PlanError
 from mkref.plan.memory import A_ORDER, B_ORDER, Buffers, UnpackedWeights
 from mkref.plan.products import Operand, columns
 from mkref.plan.runtime import Route, segments
@@ -45,6 +46,7 @@ __all__ = [
 NO_TOKEN = 0x7FFFFFFF
 """Token of a HEAD slot that offers none."""
 MINUS_INF = F32(-np.inf)
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -55,8 +57,9 @@ class Step:
         config: the model's geometry.
         buffers: all buffers, by name.
         weights: the packed weights, unpacked on demand.
-        rows: active rows, 1 to 8.
+        rows: active rows, at most those that the plan was built for.
         index: steps since the counters were zero.
+        launch_step: steps of this launch before this one; positions move on by it.
         not_finite: lowest (row, token) of the logits that are not finite, if there are any.
     """
 
@@ -65,8 +68,19 @@ class Step:
     weights: UnpackedWeights
     rows: int
     index: int
+    launch_step: int = 0
     not_finite: tuple[int, int] | None = None
     _normed: tuple[int, Float, Operand] | None = field(default=None, repr=False)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of every buffer: those that the plan was built for."""
+        return len(self.buffers["tokens"])
+
+    @property
+    def positions(self) -> Ints:
+        """Position of the token that each row feeds in this step, int64 [rows]."""
+        return self.buffers["positions"][: self.rows].astype(np.int64) + self.launch_step
 
     def x(self, layer: int) -> Float:
         """Residual stream that `layer` reads, float32 [rows, H]: a view."""
@@ -99,9 +113,21 @@ def _outputs(task: Task) -> np.ndarray:
     return np.arange(task.first * TILE, (task.first + task.count) * TILE)
 
 
-def embed(s: Step, task: Task) -> None:
-    """x <- embedding of the row's token, gathered from the packed head."""
-    tokens = s.buffers["tokens"][: s.rows].astype(np.int64)
+def embed(s: Step, task: Task, sampled: Ints) -> None:
+    """x <- embedding of the row's token, gathered from the packed head.
+
+    The host's tokens in the first step of a launch, then those that this SM sampled.
+
+    Raises:
+        PlanError: that is no token; the kernel would read somewhere in its memory.
+    """
+    tokens = (sampled if s.launch_step else s.buffers["tokens"])[: s.rows].astype(np.int64)
+    for row, token in enumerate(tokens.tolist()):
+        if not 0 <= token < s.config.vocab_size:
+            raise PlanError(
+                f"plan: EMBED of row {row} finds {token} for a token; 0..{s.config.vocab_size - 1} "
+                f"exist"
+            )
     k_tiles = np.arange(task.first, task.first + task.count)
     tile = task.weights + (tokens >> 4)[:, None] * (s.config.hidden_size // TILE) + k_tiles
     # [rows, tiles, 16]
@@ -126,7 +152,7 @@ def qkv(s: Step, task: Task) -> None:
     if task.flags & Flag.ROPE:
         turned = int(np.count_nonzero(out < v_from))  # whole pairs
         pair = out[:turned:2] % c.head_dim // 2
-        tables = s.buffers["rope"][s.buffers["positions"][:rows, None], pair]  # [rows, pairs, 2]
+        tables = s.buffers["rope"][s.positions[:, None], pair]  # [rows, pairs, 2]
         values[:, :turned] = rotate(values[:, :turned], tables[..., 0], tables[..., 1])
     words = to_bf16(values)
     is_q, is_k, is_v = out < kv_from, (out >= kv_from) & (out < v_from), out >= v_from
@@ -134,19 +160,19 @@ def qkv(s: Step, task: Task) -> None:
     kv_head, in_group = h // c.group_size, h % c.group_size
     s.buffers["q"][:rows, kv_head, dim // 16, in_group, B_ORDER[dim % 16]] = words[:, is_q]
     for name, mine, start in (("k_new", is_k, kv_from), ("v_new", is_v, v_from)):
-        s.buffers[name].reshape(ROWS, -1)[:rows, out[mine] - start] = words[:, mine]
+        s.buffers[name].reshape(s.max_rows, -1)[:rows, out[mine] - start] = words[:, mine]
 
 
 def gate_up(s: Step, task: Task, route: Route) -> None:
     """h = silu(gate) * up for this slot's granules of all active experts; every row."""
     x = s.normed(task.layer)
-    per_expert = task.blocks * 8 * ROWS
+    per_expert = task.blocks * 8 * s.max_rows
     for part in segments(task, len(route.experts)):
         tile = task.weights + route.experts[part.active] * task.blocks * task.k_tiles
         matrix = s.weights.matrix(tile, task.blocks, task.k_tiles)
         both = matrix.project(x, part.first, part.count).reshape(s.rows, part.count, 2, 8)
         words = swiglu(both[:, :, 0], both[:, :, 1]).reshape(s.rows, -1)
-        h = s.buffers["h"][part.active * per_expert :][:per_expert].reshape(-1, ROWS, 16)
+        h = s.buffers["h"][part.active * per_expert :][:per_expert].reshape(-1, s.max_rows, 16)
         out = np.arange(part.first * 8, (part.first + part.count) * 8)
         h[out // 16, : s.rows, B_ORDER[out % 16]] = words.T
 
@@ -163,11 +189,11 @@ def down(s: Step, task: Task, route: Route) -> None:
     """Next x <- x_mid + down projections of the experts that each row chose, ascending id."""
     out = _outputs(task)
     acc = np.zeros((WARPS, s.rows, len(out)), dtype=F32)
-    per_expert = task.k_tiles * 16 * ROWS
+    per_expert = task.k_tiles * 16 * s.max_rows
     for active, expert in enumerate(route.experts):
         scores = route.scores[expert, : s.rows]
         mine = np.flatnonzero(scores)
-        h = s.buffers["h"][active * per_expert :][:per_expert].reshape(-1, ROWS, 16)
+        h = s.buffers["h"][active * per_expert :][:per_expert].reshape(-1, s.max_rows, 16)
         tile = task.weights + expert * task.blocks * task.k_tiles
         matrix = s.weights.matrix(tile, task.blocks, task.k_tiles)
         sums = matrix.chains(columns(from_b_order(h[:, mine])), task.first, task.count)
@@ -176,8 +202,13 @@ def down(s: Step, task: Task, route: Route) -> None:
 
 
 def head(s: Step, task: Task) -> None:
-    """Logits of this task's vocabulary rows, and the best token among them for every row."""
+    """Logits of this task's vocabulary rows, and the best token among them for every row.
+
+    Slot 0 looks whether the host wishes to end the launch, once for all SMs.
+    """
     b = s.buffers
+    if task.index == 0:
+        b["control"][0] = b["progress"][1] != 0
     b["best_values"][task.index, : s.rows] = MINUS_INF
     b["best_tokens"][task.index, : s.rows] = NO_TOKEN
     if task.count == 0:
@@ -195,7 +226,7 @@ def head(s: Step, task: Task) -> None:
         values, temperature = logits[row], b["temperatures"][row]
         if temperature > 0:
             low, high = (int(word) for word in b["seeds"][row])
-            noise = gumbel(high << 32 | low, int(b["positions"][row]), tokens)
+            noise = gumbel(high << 32 | low, int(s.positions[row]), tokens)
             values = values / temperature + noise
         numbers = np.flatnonzero(~np.isnan(values))  # a NaN never wins
         if len(numbers):
@@ -204,9 +235,12 @@ def head(s: Step, task: Task) -> None:
             b["best_tokens"][task.index, row] = tokens[best]
 
 
-def sample(s: Step, task: Task) -> None:
-    """Next token: the best of all HEAD slots."""
+def sample(s: Step, task: Task, sampled: Ints) -> None:
+    """Next token: the best of all HEAD slots, kept by this SM; slot 0 also publishes it."""
     values = s.buffers["best_values"][: task.index, : s.rows]
     tokens = s.buffers["best_tokens"][: task.index, : s.rows]
     largest = np.where(values == values.max(axis=0), tokens, NO_TOKEN)
-    s.buffers["next_tokens"][: s.rows] = largest.min(axis=0)
+    sampled[: s.rows] = largest.min(axis=0)
+    if task.first == 0:
+        s.buffers["tokens_out"][s.launch_step, : s.rows] = sampled[: s.rows]
+        s.buffers["progress"][0] = s.launch_step + 1

@@ -34,14 +34,15 @@ A_ORDER = ((_ROW & 7) * 4 + (_K & 7) // 2) * 8 + (_ROW // 8 + _K // 8 * 2) * 2 +
 def allocate(plan: Plan, max_context: int) -> Buffers:
     """All buffers of a plan, filled with 0xFF bytes except what a step starts from.
 
-    Counters and status are zero; tasks, offsets and rotary tables are filled in. Weights, gammas,
-    the KV cache and the step's inputs are the caller's.
+    Counters, status, what the host and the launch tell each other and the count of experts are
+    zero; tasks, offsets and rotary tables are filled in. Weights, gammas, the KV cache and the
+    step's inputs are the caller's.
     """
     buffers: Buffers = {}
     for name, buffer in buffer_table(plan, max_context).items():
         raw = np.full(buffer.n_bytes, 0xFF, dtype=np.uint8)
         buffers[name] = raw.view(buffer.dtype).reshape(buffer.shape)
-    for name in ("counters", "status", "trace"):
+    for name in ("counters", "status", "trace", "progress", "control", "active_experts"):
         buffers[name][...] = 0
     buffers["tasks"][...] = plan.words()
     buffers["task_offsets"][...] = plan.offsets()

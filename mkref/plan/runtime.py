@@ -1,7 +1,8 @@
 """Run-time work: what a task finds out from positions, page tables and router logits.
 
-A plan fixes who does which share of the work; how much work there is depends on the step. These are
-the functions of section 6 and `find_experts` of `cuda/megakernel.cu`, for the interpreter.
+A plan fixes who does which share of the work; how much work there is depends on the step, and how
+many steps a launch has on the tokens that come out. These are the same decisions as those of
+`cuda/megakernel.cu`, for the interpreter.
 
 What it does not do: compute activations.
 
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS
-from mkref.plan.share import share
+from mkref.plan.build import CHUNK_PAGES, PAGE
+from mkref.plan.share import share_half
 from mkref.reference.sampling import order_key
 from mkref.reference.scalars import Float, sigmoid
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mkref.plan.task import Task
 
 __all__ = ["AttentionItems", "Route", "Segment", "attention_items", "chunk_counts", "dense_route"]
-__all__ += ["find_experts", "segments"]
+__all__ += ["find_experts", "launch_ends", "segments", "stopped_rows"]
 
 Ints = npt.NDArray[np.int64]
 CHUNK = PAGE * CHUNK_PAGES
@@ -103,7 +104,7 @@ class Route:
     Attributes:
         layer: whose.
         experts: chosen by some row, ascending.
-        scores: float32 [E, 8]; 0 where the row did not choose the expert.
+        scores: float32 [E, rows]; 0 where the row did not choose the expert.
     """
 
     layer: int
@@ -111,9 +112,9 @@ class Route:
     scores: Float
 
 
-def dense_route(layer: int) -> Route:
+def dense_route(layer: int, rows: int) -> Route:
     """One expert with score 1 for every row."""
-    return Route(layer, (0,), np.ones((1, ROWS), dtype=np.float32))
+    return Route(layer, (0,), np.ones((1, rows), dtype=np.float32))
 
 
 def find_experts(layer: int, logits: Float, config: NorthConfig) -> Route:
@@ -134,7 +135,7 @@ def find_experts(layer: int, logits: Float, config: NorthConfig) -> Route:
         for i in range(chosen.shape[1]):  # ascending id
             total = total + values[:, i]
         values = values / total[:, None]
-    scores = np.zeros((n_experts, ROWS), dtype=np.float32)
+    scores = np.zeros((n_experts, rows), dtype=np.float32)
     scores[chosen, np.arange(rows)[:, None]] = values
     experts = tuple(np.flatnonzero((scores != 0).any(axis=1)).tolist())
     return Route(layer, experts, scores)
@@ -150,16 +151,51 @@ class Segment:
 
 
 def segments(task: Task, n_active: int) -> Iterator[Segment]:
-    """Parts of a GATE_UP slot's share, one per expert that it touches.
+    """Parts of a GATE_UP task's half of a share, one per expert that it touches.
 
     >>> from mkref.plan.task import Op, Task
     >>> task = Task(Op.GATE_UP, layer=0, first=1, count=2, blocks=6)
     >>> list(segments(task, 3))
     [Segment(active=1, first=3, count=3), Segment(active=2, first=0, count=6)]
     """
-    unit, end = share(n_active * task.blocks, task.count, task.first)
+    unit, end = share_half(n_active * task.blocks, task.index, task.count, task.first)
     while unit < end:
         active, first = divmod(unit, task.blocks)
         count = min(end - unit, task.blocks - first)
         yield Segment(active, first, count)
         unit += count
+
+
+def stopped_rows(tokens: npt.NDArray[np.integer], stop_ids: npt.NDArray[np.integer]) -> int:
+    """Rows that have produced one of their stop ids, at whatever step of the launch.
+
+    Args:
+        tokens: integers [steps, rows], all tokens of the launch so far.
+        stop_ids: integers [rows, 8]; an id below 0 is none.
+
+    >>> stopped_rows(np.array([[5, 7], [2, 9]]), np.array([[5, -1], [7, 2]]))
+    2
+    """
+    equal = (tokens[:, :, None] == stop_ids) & (stop_ids >= 0)  # [steps, rows, ids]
+    return int(np.count_nonzero(equal.any(axis=(0, 2))))
+
+
+def launch_ends(
+    tokens: npt.NDArray[np.integer],
+    stop_ids: npt.NDArray[np.integer],
+    stop_after: int,
+    cancelled: bool,
+) -> bool:
+    """Is the step that is just done the last one of its launch, for another reason than `n_steps`?
+
+    Args:
+        tokens: integers [steps, rows], all tokens of the launch so far.
+        stop_ids: integers [rows, 8]; an id below 0 is none.
+        stop_after: stopped rows that end the launch; 0 is never.
+        cancelled: the host's wish was seen in this step (`control[0]`).
+
+    >>> tokens, stop_ids = np.array([[5, 7], [4, 9]]), np.array([[5, -1], [2, -1]])
+    >>> [launch_ends(tokens, stop_ids, n, cancelled=False) for n in (0, 1, 2)]
+    [False, True, False]
+    """
+    return cancelled or 0 < stop_after <= stopped_rows(tokens, stop_ids)

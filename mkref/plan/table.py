@@ -5,12 +5,15 @@ What it does not do: judge them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mkref.errors import PlanError
+from mkref.plan.effects import HELPED
 from mkref.plan.task import FIELDS, NO_COUNTER, Op
 
 if TYPE_CHECKING:
@@ -26,17 +29,23 @@ class TaskTable:
 
     Args:
         plan: its tasks may hold any integers.
+        helped: operations that the helper does (`mkref.plan.effects.PLACES`).
 
     Attributes:
+        helped: as given.
         columns: word name -> int64 [n_tasks].
         sm: int64 [n_tasks], the SM that runs the record.
         at: int64 [n_tasks], its position in that SM's list.
+        lane: int64 [n_tasks], who works on it: the consumers of SM `lane`, or, from n_sm on, the
+            helper of SM `lane - n_sm`.
+        turn: int64 [n_tasks], how many records its lane has before it.
+        lengths: int64 [2 n_sm], records of every lane.
 
     Raises:
         PlanError: a word does not fit into 32 bits.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, helped: Collection[Op] = HELPED) -> None:
         self.plan = plan
         try:
             words = plan.words().astype(np.int64)
@@ -48,6 +57,27 @@ class TaskTable:
         self.sm: Ints = np.repeat(np.arange(plan.n_sm), lengths)
         self.at: Ints = np.arange(len(words)) - self.offsets[self.sm]
         self._groups: dict[tuple[int, int], Ints] | None = None
+        self._into_lanes(helped)
+
+    def _into_lanes(self, helped: Collection[Op]) -> None:
+        n_sm = self.plan.n_sm
+        self.helped = tuple(helped)
+        self.lane: Ints = self.sm + n_sm * self.by_helper()
+        self.lengths: Ints = np.bincount(self.lane, minlength=2 * n_sm)
+        order = np.argsort(self.lane, kind="stable")
+        self.turn: Ints = np.empty_like(self.lane)
+        first = np.cumsum(self.lengths) - self.lengths
+        self.turn[order] = np.arange(len(self)) - first[self.lane[order]]
+
+    def with_helped(self, helped: Collection[Op]) -> TaskTable:
+        """The same records with other operations done by the helper."""
+        other = copy(self)
+        other._into_lanes(helped)
+        return other
+
+    def by_helper(self) -> npt.NDArray[np.bool_]:
+        """Which records the helper does."""
+        return np.isin(self["op"], self.helped)
 
     def __getitem__(self, field: str) -> Ints:
         return self.columns[field]

@@ -25,13 +25,13 @@ class Op(IntEnum):
     EMBED = 0  # x <- embedding of the row's token
     ROUTER = 1  # router logits of the normed x
     QKV = 2  # q, k, v of the normed x, rotary positions applied
-    ATTENTION = 3  # chunks of 128 keys: partial outputs; appends k, v to the cache
-    MERGE = 4  # attention output from its chunks
+    ATTENTION = 3  # chunks of 128 keys: partial outputs
+    MERGE = 4  # attention output from its chunks; appends k, v to the cache
     GATE_UP = 5  # h = silu(gate) * up for the active experts
     O_PROJ = 6  # x_mid <- x + output projection
     DOWN = 7  # next x <- x_mid + down projections of the active experts
     HEAD = 8  # logits, and the best token of this task's vocabulary rows
-    SAMPLE = 9  # next token from the bests of all HEAD tasks
+    SAMPLE = 9  # next tokens from the bests of all HEAD tasks, on every SM for itself
 
 
 class Flag(IntEnum):
@@ -43,6 +43,7 @@ class Flag(IntEnum):
     RELEASE = (
         8  # the SM's last task of a layer that uses its experts: the loader may write the next
     )
+    LAST_OF_LAYER = 16  # the SM's last task of a layer: what follows begins with an RMSNorm
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,17 @@ class Task:
     blocks: int = 0  # GATE_UP: granules of 8 outputs per expert; DOWN: row blocks per expert
     wait: int = NO_COUNTER  # counter that must reach wait_count before the inputs may be read
     wait_count: int = 0  # arrivals per step
-    route_wait: int = (
-        NO_COUNTER  # counter of the router logits: the loader needs them to find the experts
-    )
-    route_count: int = 0
+    # What the loader waits for. GATE_UP, DOWN: counter of the router logits, in which it finds the
+    # experts. ATTENTION: counter that must be full for all steps before this one, or none.
+    route_wait: int = NO_COUNTER
+    route_count: int = 0  # arrivals per step
     signal: int = NO_COUNTER  # counter that gets one arrival when the outputs are visible
     flags: int = 0
     window: int = 0  # ATTENTION, MERGE: keys visible to a token including itself; 0 = all
-    kv_tiles: int = 0  # ATTENTION: tile index of the layer's first page in the KV pool
-    index: int = (
-        0  # HEAD: which slot of the bests this task fills; SAMPLE: how many slots there are
-    )
+    kv_tiles: int = 0  # ATTENTION, MERGE: tile index of the layer's first page in the KV pool
+    # HEAD: which slot of the bests this task fills; SAMPLE: how many slots there are; GATE_UP: row
+    # blocks of ROUTER and QKV, which the shares of all SMs make up for.
+    index: int = 0
 
     def words(self) -> tuple[int, ...]:
         """The 16 int32 words, in the order of `FIELDS`."""

@@ -3,12 +3,19 @@
     words      opcodes, ranges, operands that the geometry fixes, weights inside the packed array
     counters   as many arrivals as every wait asks for
     coverage   every row block, slot and vocabulary row has exactly one owner
-    release    the loader gets the place of the experts back, and not too early
+    release    the place of the experts is given back, and not too early
+    layers     follow each other; the last task of each is marked
     progress   no cycle: the plan runs to its end
-    order      every read after its writes, every reuse of memory after its last readers
+    order      every read after its writes, every reuse of memory after its last readers, within a
+               step and from step to step, for the loaders too; no counter gets an arrival early
     buffers    everything fits
 
-A plan that passes computes the same in every order in which its SMs may run, and never hangs.
+MERGE has two places, and the number of rows of a launch chooses: the helper, or the consumers. What
+depends on it (layers, progress, order) is proved for each of them.
+
+A plan that passes computes the same in every order in which its SMs may run, and never hangs; also
+when it is run again and again in one launch, with nothing between two steps but the order of each
+SM's list.
 
 What it does not do: check numbers, or the kernel. The model of the kernel is `mkref.plan.effects`.
 """
@@ -29,19 +36,20 @@ from mkref.plan.capacity import check_buffers, check_pool
 from mkref.plan.checks import (
     check_counters,
     check_operands,
-    check_release,
     check_words,
 )
 from mkref.plan.clocks import run_clocks
 from mkref.plan.coverage import check_coverage
-from mkref.plan.hazards import check_order
+from mkref.plan.effects import PLACES
+from mkref.plan.hazards import check_arrivals, check_order
+from mkref.plan.sequence import check_layers, check_release
 from mkref.plan.table import TaskTable
 from mkref.plan.task import Op
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
 
-__all__ = ["Report", "verify"]
+__all__ = ["Report", "check_place", "check_places", "verify"]
 
 SHOWN = 4
 """Violations that one error names."""
@@ -96,8 +104,7 @@ def verify(
     _refuse(check_counters(table))
     _refuse(check_coverage(table))
     _refuse(check_release(table))
-    clocks = run_clocks(table)
-    _refuse(check_order(table, clocks))
+    _refuse(check_places(table))
     _refuse(check_pool(table, max_context))
     n_bytes = 0
     if max_context is not None:
@@ -113,6 +120,37 @@ def verify(
         balance=balance(table, rows=1, context=max_context or 1),
         buffer_bytes=n_bytes,
     )
+
+
+def check_places(table: TaskTable) -> list[str]:
+    """The violations in all places of MERGE; what is wrong in one only says in which."""
+    found = {}
+    for helped in PLACES:
+        who = "the helper does" if Op.MERGE in helped else "the consumers do"
+        found[f"where {who} MERGE: "] = check_place(table.with_helped(helped))
+    return list(
+        dict.fromkeys(
+            text if all(text in others for others in found.values()) else where + text
+            for where, texts in found.items()
+            for text in texts
+        )
+    )
+
+
+def check_place(table: TaskTable) -> list[str]:
+    """What depends on who does MERGE: layers, progress, order; violations of the first kind found.
+
+    Args:
+        table: its words are those of a plan that has passed the checks before.
+    """
+    found = list(check_layers(table))
+    if found:
+        return found
+    try:
+        clocks = run_clocks(table)
+    except PlanError as circle:
+        return [str(circle)]
+    return list(check_order(table, clocks)) or list(check_arrivals(table, clocks))
 
 
 def _refuse(violations: Iterable[str]) -> None:

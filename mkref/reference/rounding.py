@@ -169,30 +169,21 @@ class Contract:
         return (y if tables is None else _rotate(y, *tables)).to(torch.bfloat16)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        """Pages of 64 keys, two of them a chunk, chunks merged; k starts at a chunk."""
+        """Chunks of 128 keys, each with a maximum of its own, then merged; k starts at a chunk."""
         pad = -k.shape[2] % CHUNK
         k, v = (F.pad(t.float(), (0, 0, 0, pad))[:, :, None] for t in (k, v))
         visible = F.pad(visible, (0, pad), value=False)
         scores = (q.float() @ k.mT) * float(score_scale(self.config.head_dim))
-        # [B, J, G, T, chunks, 2, 64]: the last axes are chunk, page of the chunk, key of the page
-        scores = scores.masked_fill(~visible, MINUS_INF).unflatten(-1, (-1, 2, PAGE))
-        values = v.unflatten(-2, (-1, 2, PAGE))  # [B, J, 1, chunks, 2, 64, D]
-
-        m = torch.full_like(scores[..., 0, 0], MINUS_INF)  # [B, J, G, T, chunks]
-        total = torch.zeros_like(m)
-        out = torch.zeros(*m.shape, q.shape[-1], device=m.device)
-        for page in range(2):
-            s = scores[..., page, :]
-            higher = torch.maximum(m, s.amax(-1))
-            # A row that has seen no key yet: subtract 0, so that exp2(-inf) = 0 comes out.
-            base = higher.masked_fill(higher == MINUS_INF, 0.0)
-            a = torch.exp2(m - base)
-            p = torch.exp2(s - base[..., None]).to(torch.bfloat16).float()
-            total = total * a + p.sum(-1)
-            # [.., T, chunks, 64] x [.., chunks, 64, D], with chunks in front of T
-            product = (p.transpose(-3, -2) @ values[..., page, :, :]).transpose(-3, -2)
-            out = out * a[..., None] + product
-            m = higher
+        # [B, J, G, T, chunks, 128]
+        scores = scores.masked_fill(~visible, MINUS_INF).unflatten(-1, (-1, CHUNK))
+        values = v.unflatten(-2, (-1, CHUNK))  # [B, J, 1, chunks, 128, D]
+        m = scores.amax(-1)  # [B, J, G, T, chunks]
+        # A chunk of which a query sees no key: subtract 0, so that exp2(-inf) = 0 comes out.
+        base = m.masked_fill(m == MINUS_INF, 0.0)
+        p = torch.exp2(scores - base[..., None]).to(torch.bfloat16).float()
+        total = p.sum(-1)
+        # [.., T, chunks, 128] x [.., chunks, 128, D], with chunks in front of T
+        out = (p.transpose(-3, -2) @ values).transpose(-3, -2)
         w = torch.exp2(m - m.amax(-1, keepdim=True))
         out = (out * w[..., None]).sum(-2) / (total * w).sum(-1, keepdim=True)
         return out.to(torch.bfloat16)

@@ -127,12 +127,14 @@ def swiglu(gate: Float, up: Float) -> Words:
 def sum_of_squares(x: Float) -> Float:
     """Sum of x^2 over the last axis, float32 [..., H] -> [...], in the kernel's order."""
     width = x.shape[-1]
-    padded = np.zeros((*x.shape[:-1], -(-width // 256) * 256), dtype=F32)
+    padded = np.zeros((*x.shape[:-1], -(-width // 1024) * 1024), dtype=F32)
     padded[..., :width] = x * x
-    terms = padded.reshape(*x.shape[:-1], -1, 256)
+    # Partial t has x[4 (t + 256 i) + j]; padding adds zeros, which changes no sum of squares.
+    terms = padded.reshape(*x.shape[:-1], -1, 256, 4)
     s = np.zeros((*x.shape[:-1], 256), dtype=F32)
-    for i in range(terms.shape[-2]):
-        s = s + terms[..., i, :]
+    for i in range(terms.shape[-3]):
+        for j in range(4):
+            s = s + terms[..., i, :, j]
     s = s.reshape(*x.shape[:-1], 8, 32)
     for step in (16, 8, 4, 2, 1):  # butterfly: lane t takes s[t] + s[t ^ step]
         s = s + s[..., np.arange(32) ^ step]

@@ -1,15 +1,16 @@
 """One traced step: for every task the time it was seen, could start, was done, and was loaded.
 
 A `Trace` stands alone: it keeps the names of operations and counters, so that a recording stays
-readable after opcodes have changed. Times are nanoseconds since the first stamp of the step.
+readable after opcodes have changed. Times are nanoseconds since the first task was seen. Where the
+machine also stamped the stages of the ring, they come along (`stages`).
 
-What it does not do: take the stamps (`cuda/megakernel.cu`, section 10), or say what the step would
-have cost without them.
+What it does not do: take the stamps (`cuda/megakernel.cu`, wherever it says TRACE), or say what the
+step would have cost without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -18,18 +19,19 @@ import numpy as np
 
 from mkref.errors import MachineError, PlanError
 from mkref.plan.task import NO_COUNTER, Op
+from mkref.trace.stages import ABSENT, Stages, is_written
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
+    from mkref.trace.stages import RingShape
 
 __all__ = ["ABSENT", "BEGIN", "COLUMNS", "END", "ISSUED", "READY", "Event", "Trace"]
 
 BEGIN, READY, END, ISSUED = range(4)
 """Columns of the stamps: task seen by the consumers, inputs there, signalled, all copies issued."""
-ABSENT = -1
-"""A time that was not stamped."""
 COLUMNS = ("sm", "op", "layer", "first", "count", "wait", "signal")
-_UNWRITTEN = (0, 2**64 - 1)  # never written; poisoned
+BESIDE = Op.MERGE.name
+"""The operation that a warp of its own may run beside the consumers."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Event:
     ready: int
     end: int
     issued: int
+    beside: bool = False  # ran beside the tasks around it, not in turn with them
 
     @property
     def wait_ns(self) -> int:
@@ -68,8 +71,10 @@ class Trace:
         ops: names of operations, indexed by `columns["op"]`.
         counters: names of counters, indexed by `columns["wait"]` and `columns["signal"]`.
         columns: int32 [n_tasks] for each name in `COLUMNS`.
-        times: int64 [n_tasks, 4], ns since the first stamp; `ABSENT` where nothing was stamped.
+        times: int64 [n_tasks, 4], ns since the first task was seen, 0 for what came before;
+            `ABSENT` where nothing was stamped.
         provenance: where the stamps come from: machine, model, date ... as short texts.
+        stages: what happened to the stages of the ring; None if that was not stamped.
     """
 
     ops: tuple[str, ...]
@@ -77,6 +82,7 @@ class Trace:
     columns: dict[str, np.ndarray]
     times: np.ndarray
     provenance: dict[str, str] = field(default_factory=dict)
+    stages: Stages | None = None
 
     def __post_init__(self) -> None:
         n = len(self.times)
@@ -85,27 +91,47 @@ class Trace:
                 f"trace: times of shape {self.times.shape} do not fit "
                 f"{len(self.columns['sm'])} tasks; four times per task are needed"
             )
-        self._check_order()
+        for lane in (~self.beside, self.beside):
+            self._check_order(np.flatnonzero(self.complete & lane))
 
-    def _check_order(self) -> None:
+    def _check_order(self, traced: np.ndarray) -> None:
         """Within an SM, time does not run backwards: begin, ready, end, begin of the next."""
-        traced = np.flatnonzero(self.complete)
         flat = self.times[traced, :ISSUED]
-        inside = np.diff(flat, axis=1).min(axis=1, initial=0) < 0
-        same_sm = np.diff(self.columns["sm"][traced]) == 0
-        between = np.zeros(len(traced), dtype=bool)
-        between[1:] = same_sm & (flat[1:, BEGIN] < flat[:-1, END])
-        wrong = traced[inside | between]
-        if len(wrong):
-            i = int(wrong[0])
+        wrong = np.diff(flat, axis=1).min(axis=1, initial=0) < 0
+        wrong[1:] |= self._before_its_turn(traced)
+        if wrong.any():
+            i = int(traced[wrong][0])
             raise MachineError(
                 f"trace: task {i} on SM {int(self.columns['sm'][i])} has times "
                 f"{self.times[i].tolist()}, which run backwards; the clock of the machine is broken"
             )
 
+    def _before_its_turn(self, tasks: np.ndarray) -> np.ndarray:
+        """bool [n - 1]: each task but the first began while the one before, of its SM, ran."""
+        same_sm = np.diff(self.columns["sm"][tasks]) == 0
+        return same_sm & (self.times[tasks[1:], BEGIN] < self.times[tasks[:-1], END])
+
+    @cached_property
+    def beside(self) -> np.ndarray:
+        """bool [n_tasks]: ran beside the tasks around it, on a warp of its own.
+
+        That is MERGE, where the helper did it. With few rows the consumers do it in its turn.
+        """
+        merge = np.isin(self.columns["op"], [k for k, op in enumerate(self.ops) if op == BESIDE])
+        traced = np.flatnonzero(self.complete)
+        early = self._before_its_turn(traced)
+        either = merge[traced[1:]] | merge[traced[:-1]]
+        return np.asarray(merge & bool((early & either).any()))
+
     @classmethod
     def from_plan(
-        cls, plan: Plan, stamps: np.ndarray, provenance: Mapping[str, str] | None = None
+        cls,
+        plan: Plan,
+        stamps: np.ndarray,
+        provenance: Mapping[str, str] | None = None,
+        *,
+        stage_stamps: np.ndarray | None = None,
+        ring: RingShape | None = None,
     ) -> Trace:
         """Put a machine's stamps beside the tasks of the plan that it ran.
 
@@ -114,6 +140,8 @@ class Trace:
             stamps: uint64 [n_tasks, 4] ns of one clock, the kernel's buffer "trace"; 0 or all ones
                 where nothing was written.
             provenance: where the stamps come from.
+            stage_stamps: uint64 [n_sm, n, 4] ns of the same clock, the buffer "stage_trace".
+            ring: shape of the ring; without it the stages are left out.
 
         Raises:
             PlanError: the stamps belong to another plan.
@@ -124,14 +152,6 @@ class Trace:
                 f"trace: stamps of shape {stamps.shape} are not those of this plan, "
                 f"which has {plan.n_tasks} tasks and so needs ({plan.n_tasks}, 4)"
             )
-        raw = stamps.astype(np.uint64)
-        written = ~np.isin(raw, np.array(_UNWRITTEN, dtype=np.uint64))
-        if not written.any():
-            raise MachineError(
-                "trace: the machine stamped nothing; load it with trace=True and run a step first"
-            )
-        times = np.full(raw.shape, ABSENT, dtype=np.int64)
-        times[written] = (raw[written] - raw[written].min()).astype(np.int64)
         tasks = [(sm, task) for sm, _, task in plan]
         columns = {
             name: np.array(
@@ -139,12 +159,33 @@ class Trace:
             )
             for name in COLUMNS
         }
+        raw = stamps.astype(np.uint64)
+        written = is_written(raw)
+        if not written.any():
+            raise MachineError(
+                "trace: the machine stamped nothing; load it with trace=True and run a step first"
+            )
+        # Who ran ahead into a step that then did not come has overwritten what it stamped first:
+        # the helper that it saw a MERGE, the loader that it issued copies.
+        ahead = (columns["op"] == Op.MERGE) & (raw[:, BEGIN] > raw[:, END])
+        raw[ahead, BEGIN] = raw[ahead, READY]
+        written[:, ISSUED] &= ~written[:, END] | (raw[:, ISSUED] <= raw[:, END])
+        # The step begins with the first task that a consumer sees. The loader and the helper have
+        # done some of it before, in a launch of several steps; that counts as time 0.
+        seen = written[:, BEGIN] & (columns["op"] != Op.MERGE)
+        zero = int(raw[seen, BEGIN].min()) if seen.any() else int(raw[written].min())
+        stages = None
+        if stage_stamps is not None and ring is not None:
+            stages = Stages.from_stamps(stage_stamps, ring, zero=zero)
+        times = np.full(raw.shape, ABSENT, dtype=np.int64)
+        times[written] = np.maximum(raw[written], np.uint64(zero)) - np.uint64(zero)
         return cls(
             ops=tuple(op.name for op in sorted(Op)),
             counters=tuple(counter.name for counter in plan.counters),
             columns=columns,
             times=times,
             provenance=dict(provenance or {}),
+            stages=stages,
         )
 
     @property
@@ -169,7 +210,7 @@ class Trace:
 
     @property
     def span_ns(self) -> int:
-        """Time from the first stamp to the last end."""
+        """Time from the first task to the last end."""
         return int(self.times[:, END].max(initial=0))
 
     def tasks_of(self, sm: int) -> np.ndarray:
@@ -184,6 +225,7 @@ class Trace:
         return Event(
             c["sm"], i - first_of_sm, self.ops[c["op"]], c["layer"], c["first"], c["count"],
             self._counter(c["wait"]), self._counter(c["signal"]), begin, ready, end, issued,
+            bool(self.beside[i]),
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Event]:
@@ -194,7 +236,12 @@ class Trace:
         return "" if index == NO_COUNTER else self.counters[index]
 
     def only(self, sms: range) -> Trace:
-        """The same step with the tasks of some SMs only; times keep their zero."""
+        """The same step with the tasks and stages of some SMs only; times keep their zero."""
         keep = np.isin(self.columns["sm"], np.array(sms))
         columns = {name: column[keep] for name, column in self.columns.items()}
-        return replace(self, columns=columns, times=self.times[keep])
+        stages = self.stages and self.stages.only(sms)
+        return replace(self, columns=columns, times=self.times[keep], stages=stages)
+
+    def with_stages_of(self, sms: Sequence[int]) -> Trace:
+        """The same step with the stages of some SMs only, which make up most of a file."""
+        return replace(self, stages=self.stages and self.stages.only(sms))

@@ -1,7 +1,8 @@
 """Traces in files: compressed JSON that any language reads, equal bytes for equal traces.
 
 Times are stored as differences along each SM, which compress well: a step of the large model on 132
-SMs is a few hundred kilobytes. The format is versioned; it does not depend on numbers of opcodes.
+SMs is a few hundred kilobytes, with the ring's stages a few times as much. The format is versioned;
+it does not depend on numbers of opcodes. Files from before there were stages are read as well.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 
 from mkref.errors import PlanError
 from mkref.trace.events import COLUMNS, Trace
+from mkref.trace.stages import ABSENT, RingShape, Stages
 
 __all__ = ["FORMAT", "load_trace", "save_trace", "trace_from_dict", "trace_to_dict"]
 
@@ -36,8 +38,41 @@ def _times(differences: list[list[int]]) -> np.ndarray:
     return np.column_stack([ends - end - ready, ends - end, ends, np.cumsum(issued)])
 
 
+def _stages_to_dict(stages: Stages) -> dict[str, Any]:
+    """Issue times against the row before, the others against the issue; null for absent."""
+    issued, *later = stages.times.T.tolist()
+    after = [
+        [None if t == ABSENT else t - begin for t, begin in zip(column, issued, strict=True)]
+        for column in later
+    ]
+    return {
+        "ring": [stages.ring.stages, stages.ring.stage_bytes],
+        "since": stages.since.tolist(),
+        "counts": np.bincount(stages.sm, minlength=len(stages.since)).tolist(),
+        "issued": np.diff(issued, prepend=0).tolist(),
+        "after": after,
+    }
+
+
+def _stages_from_dict(data: dict[str, Any]) -> Stages:
+    """Inverse of `_stages_to_dict`."""
+    issued = np.cumsum(np.asarray(data["issued"], dtype=np.int64))
+    after = [
+        [ABSENT if d is None else t + d for t, d in zip(issued.tolist(), column, strict=True)]
+        for column in data["after"]
+    ]
+    stages, stage_bytes = data["ring"]
+    return Stages(
+        ring=RingShape(stages, stage_bytes),
+        sm=np.repeat(np.arange(len(data["counts"]), dtype=np.int32), data["counts"]),
+        times=np.column_stack([issued, *(np.asarray(c, dtype=np.int64) for c in after)]),
+        since=np.asarray(data["since"], dtype=np.int64),
+    )
+
+
 def trace_to_dict(trace: Trace) -> dict[str, Any]:
     """A JSON-ready form; `trace_from_dict` turns it back into an equal trace."""
+    stages = {} if trace.stages is None else {"stages": _stages_to_dict(trace.stages)}
     return {
         "format": FORMAT,
         "provenance": trace.provenance,
@@ -45,6 +80,7 @@ def trace_to_dict(trace: Trace) -> dict[str, Any]:
         "counters": list(trace.counters),
         "columns": {name: trace.columns[name].tolist() for name in COLUMNS},
         "times": _differences(trace.times),
+        **stages,
     }
 
 
@@ -63,6 +99,7 @@ def trace_from_dict(data: dict[str, Any]) -> Trace:
             columns={name: np.asarray(data["columns"][name], dtype=np.int32) for name in COLUMNS},
             times=_times(data["times"]),
             provenance=dict(data["provenance"]),
+            stages=_stages_from_dict(data["stages"]) if "stages" in data else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PlanError(f"trace: the recording is damaged ({error!r})") from error

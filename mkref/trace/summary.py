@@ -1,11 +1,13 @@
 """What a trace adds up to: time per operation, and how much of the machine waited.
 
 Every share is a share of SM-time, that is of `n_sm * span`: an SM works, waits for inputs, or
-stands outside any task (between tasks, before its first, after its last).
+stands outside any task (between tasks, before its first, after its last). Only the consumers count
+for that; what ran beside them (`Trace.beside`) has a row among the operations, and no share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +15,8 @@ import numpy as np
 from mkref.trace.events import BEGIN, END, READY, Trace
 
 __all__ = [
-    "OpTime", "Shares", "by_op", "describe", "format_ns", "n_sms", "shares", "slowest_sm",
+    "OpTime", "Shares", "aligned", "by_op", "describe", "format_ns", "n_sms", "shares",
+    "slowest_sm",
 ]  # fmt: skip
 
 
@@ -26,6 +29,7 @@ class OpTime:
     work_ns: int
     wait_ns: int
     longest_ns: int
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def by_op(trace: Trace) -> list[OpTime]:
                     int(work[mine].sum()),
                     int(wait[mine].sum()),
                     int(work[mine].max()),
+                    bool(trace.beside[mine].any()),
                 )
             )
     return rows
@@ -63,7 +68,7 @@ def shares(trace: Trace) -> Shares:
     total = trace.n_sm * trace.span_ns
     if total == 0:
         return Shares(0.0, 0.0, 1.0)
-    rows = by_op(trace)
+    rows = [row for row in by_op(trace) if not row.beside]
     work = sum(row.work_ns for row in rows) / total
     wait = sum(row.wait_ns for row in rows) / total
     return Shares(work, wait, 1.0 - work - wait)
@@ -71,7 +76,7 @@ def shares(trace: Trace) -> Shares:
 
 def slowest_sm(trace: Trace) -> int:
     """The SM that worked longest: the one that the others wait for, most of the time."""
-    done = trace.complete
+    done = trace.complete & ~trace.beside
     work = np.where(done, trace.times[:, END] - trace.times[:, READY], 0)
     return int(np.bincount(trace.columns["sm"], weights=work).argmax())
 
@@ -97,10 +102,27 @@ def n_sms(n: int) -> str:
     return f"{n:,} SM{'' if n == 1 else 's'}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as columns of text: the first to the left, the others to the right.
+
+    >>> print(aligned([("operation", "work"), ("QKV", "56.8 us")]))
+    operation     work
+    QKV        56.8 us
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
 def describe(trace: Trace) -> str:
     """One sentence that says the same as the picture."""
     part = shares(trace)
-    rows = sorted(by_op(trace), key=lambda row: -row.work_ns)
+    rows = sorted((r for r in by_op(trace) if not r.beside), key=lambda row: -row.work_ns)
     total = sum(row.work_ns for row in rows) or 1
     largest = ", ".join(f"{row.op} {row.work_ns / total:.0%}" for row in rows[:3])
     return (

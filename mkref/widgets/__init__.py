@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mkref.config import NorthConfig
     from mkref.trace.events import Trace
 
-__all__ = ["sm_timeline", "speed_of_light"]
+__all__ = ["ring_occupancy", "sm_timeline", "speed_of_light"]
 
 
 def speed_of_light(
@@ -68,3 +68,26 @@ def sm_timeline(trace: Trace, *, title: str = "") -> Any:
     except ImportError:
         return figure(timeline(trace), title)
     return SmTimelineWidget(trace, title)
+
+
+def ring_occupancy(trace: Trace, *, title: str = "") -> Any:
+    """The rings of a step over time: what each holds, what is on its way, bytes in flight of all.
+
+    Args:
+        trace: a recorded or live trace with stages.
+        title: first words of the caption; default: the machine in the trace's provenance.
+
+    Returns:
+        A widget, or a `Figure` where ipywidgets is not installed.
+
+    Raises:
+        RequestError: a trace without stages.
+    """
+    from mkref.widgets.ring.model import ring_view
+    from mkref.widgets.ring.render import figure
+
+    try:
+        from mkref.widgets.ring.widget import RingWidget
+    except ImportError:
+        return figure(ring_view(trace), title)
+    return RingWidget(trace, title)

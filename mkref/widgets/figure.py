@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from mkref.trace.summary import aligned
+
 __all__ = ["Figure", "Table"]
 
 
@@ -35,15 +37,7 @@ class Table:
 
     def text(self) -> str:
         """The same in columns of plain text."""
-        grid = [self.head, *self.rows]
-        widths = [max(len(row[i]) for row in grid) for i in range(len(self.head))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in grid
-        )
+        return aligned([self.head, *self.rows])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 // The SM timeline in the browser: one row per SM, one bar per task, hatched where the SM waits.
+// What ran beside the other tasks of its SM has a thin lane under them.
 //
 // `widget.py` joins data.js, draw.js, move.js and page.js, in this order, into the one module that
 // anywidget loads, and packs the trace into one int32 array. Bars are drawn on a canvas: a step has
@@ -9,12 +10,13 @@
 const GUTTER = 64; // pixels on the left for "SM 12"
 const AXIS = 26; // pixels below the rows for times
 const MAX_HEIGHT = 480; // of all rows; more rows scroll
-const TALL = 22; // row height at which letters fit
+const TALL = 26; // row height at which letters fit
 const LOADER = 4; // height of the loader's strip inside a row
+const SIDE = 5; // height of the lane of what ran beside
 const MIN_SPAN = 100; // ns: the closest zoom
 
 // Columns of the packed array by name, times in ns, and per SM the range of its tasks, which lie
-// SM after SM.
+// SM after SM; `turns` are those that ran one after another, `sides` those that ran beside them.
 function unpack(meta, view) {
   const n_fields = meta.fields.length;
   const words = new Int32Array(
@@ -36,18 +38,37 @@ function unpack(meta, view) {
     if (lane[0] === n && lane[1] === n) lane[1] = i + 1;
     lane[0] = i;
   }
+  const beside = meta.ops.map((op) => op.beside);
+  const pick = (side) =>
+    data.lanes.map(([first, last]) => {
+      const tasks = [];
+      for (let i = first; i < last; i++) if (beside[data.op[i]] === side) tasks.push(i);
+      return tasks;
+    });
+  data.turns = pick(false);
+  data.sides = pick(true);
+  data.hasSides = beside.includes(true);
   return data;
 }
 
-// First task of a lane that ends after `t`.
-function firstAfter(data, lane, t) {
-  let [low, high] = lane;
+// Position of the first of some tasks, in the order of time, that ends after `t`.
+function firstAfter(data, tasks, t) {
+  let low = 0,
+    high = tasks.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (data.end[middle] > t) high = middle;
+    if (data.end[tasks[middle]] > t) high = middle;
     else low = middle + 1;
   }
   return low;
+}
+
+// Heights of the parts of a row: bars, lane of what ran beside, loader's strip; 0 for none.
+function rowParts(state) {
+  const gap = state.row > 8 ? 3 : state.row > 3 ? 1 : 0;
+  const side = state.data.hasSides && state.row > 10 ? SIDE : 0;
+  const strip = state.loader && state.row > 10 ? LOADER + 1 : 0;
+  return { bars: state.row - gap - strip - side, side, strip };
 }
 
 function pattern(context, base, path, stroke) {

@@ -51,21 +51,16 @@ function drawAxis(state, x) {
 function drawLane(state, sm, top, x) {
   const { context, data, meta } = state;
   const lane = data.lanes[sm];
-  const strip = state.loader && state.row > 10 ? LOADER + 1 : 0;
-  const gap = state.row > 8 ? 3 : state.row > 3 ? 1 : 0;
-  const height = state.row - gap - strip;
-  let drawnTo = -1; // bars below half a pixel at the same place are drawn once
+  const { bars, side, strip } = rowParts(state);
   context.lineWidth = 0.5;
-  for (let i = firstAfter(data, lane, state.t0); i < lane[1] && data.begin[i] < state.t1; i++) {
-    const a = Math.max(x(data.begin[i]), GUTTER),
-      b = Math.max(x(data.ready[i]), GUTTER);
-    const c = Math.min(Math.max(x(data.end[i]), GUTTER), state.width);
-    if (c - a < 0.5 && c < drawnTo + 0.5 && i !== state.selected) continue;
-    drawnTo = c;
-    drawTask(state, i, top, height, a, b, c);
+  drawTasks(state, data.turns[sm], top, bars, x);
+  if (side) drawTasks(state, data.sides[sm], top + bars + 1, side - 1, x);
+  if (strip) drawLoader(state, lane, top + bars + side + 1, x);
+  if (state.selected >= lane[0] && state.selected < lane[1]) {
+    const isSide = meta.ops[data.op[state.selected]].beside;
+    if (!isSide) outlineSelected(state, top, bars, x);
+    else if (side) outlineSelected(state, top + bars + 1, side - 1, x);
   }
-  if (strip) drawLoader(state, lane, top + height + 1, x);
-  if (state.selected >= lane[0] && state.selected < lane[1]) outlineSelected(state, top, height, x);
   // SM 0's label is pushed down into the picture, so the next must leave it more room.
   if (state.row >= 14 || sm % Math.ceil(20 / state.row) === 0) {
     context.fillStyle = meta.colors.ink;
@@ -76,11 +71,28 @@ function drawLane(state, sm, top, x) {
   }
 }
 
+// Tasks that follow one another in time.
+function drawTasks(state, tasks, top, height, x) {
+  const { data } = state;
+  let drawnTo = -1; // bars below half a pixel at the same place are drawn once
+  for (let k = firstAfter(data, tasks, state.t0); k < tasks.length; k++) {
+    const i = tasks[k];
+    if (data.begin[i] >= state.t1) break;
+    const a = Math.max(x(data.begin[i]), GUTTER),
+      b = Math.max(x(data.ready[i]), GUTTER);
+    const c = Math.min(Math.max(x(data.end[i]), GUTTER), state.width);
+    if (c - a < 0.5 && c < drawnTo + 0.5 && i !== state.selected) continue;
+    drawnTo = c;
+    drawTask(state, i, top, height, a, b, c);
+  }
+}
+
 // One task: hatched from `a` to `b` while it waits, filled from `b` to `c` while it works.
+// A wait beside the others holds nobody up and is left out.
 function drawTask(state, i, top, height, a, b, c) {
   const { context, data, meta, look } = state;
   const op = meta.ops[data.op[i]];
-  if (b - a > 0.3) {
+  if (b - a > 0.3 && !op.beside) {
     context.fillStyle = look.wait;
     context.fillRect(a, top, b - a, height);
   }
@@ -105,7 +117,7 @@ function drawLoader(state, lane, top, x) {
   let before = 0;
   for (let i = lane[0]; i < lane[1] && before < state.t1; i++) {
     const until = data.issued[i];
-    if (until < 0) continue;
+    if (until < 0 || meta.ops[data.op[i]].beside) continue;
     if (meta.ops[data.op[i]].streams && until > state.t0) {
       const a = Math.max(x(before), GUTTER),
         b = Math.min(x(until), state.width);

@@ -37,7 +37,7 @@ class Timeline:
     end: int
 
     def bars(self, sm: int) -> Iterator[Event]:
-        """Tasks of one SM that overlap the time shown, in order."""
+        """Tasks of one SM that overlap the time shown, in the order of its list."""
         tasks = self.trace.tasks_of(sm)
         times = self.trace.times[tasks]
         shown = self.trace.complete[tasks]
@@ -81,7 +81,7 @@ def timeline(
         raise RequestError(f"timeline: SMs {list(sms)} of a trace with SMs 0 to {n - 1}")
     if window is None:
         shown = trace.complete & np.isin(trace.columns["sm"], np.array(sms))
-        begins = np.sort(trace.times[shown, BEGIN])
+        begins = np.sort(trace.times[shown & ~trace.beside, BEGIN])
         fits = len(begins) <= MAX_BARS
         window = (0, int(trace.times[shown, END].max(initial=1) if fits else begins[MAX_BARS]))
     if window[0] >= window[1]:

@@ -56,14 +56,19 @@ function taskAt(state, px, py) {
   const sm = Math.floor((py + state.scroll) / state.row);
   if (px < GUTTER || py > state.rowsHeight || sm < 0 || sm >= state.meta.n_sm) return -1;
   const t = state.t0 + ((px - GUTTER) / (state.width - GUTTER - 8)) * (state.t1 - state.t0);
-  const i = firstAfter(state.data, state.data.lanes[sm], t);
-  return i < state.data.lanes[sm][1] && state.data.begin[i] <= t ? i : -1;
+  const { bars, side } = rowParts(state);
+  const y = py + state.scroll - sm * state.row;
+  const inSide = side > 0 && y > bars && y <= bars + side;
+  const tasks = (inSide ? state.data.sides : state.data.turns)[sm];
+  const i = tasks[firstAfter(state.data, tasks, t)];
+  return i !== undefined && state.data.begin[i] <= t ? i : -1;
 }
 
 // The task that another SM was at when this one began.
 function neighbour(state, by) {
   const { data, meta, selected } = state;
   const sm = Math.min(Math.max(data.sm[selected] + by, 0), meta.n_sm - 1);
-  const lane = data.lanes[sm];
-  return Math.min(firstAfter(data, lane, data.ready[selected]), lane[1] - 1);
+  const tasks = data.turns[sm];
+  if (tasks.length === 0) return selected;
+  return tasks[Math.min(firstAfter(data, tasks, data.ready[selected]), tasks.length - 1)];
 }

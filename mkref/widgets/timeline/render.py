@@ -1,4 +1,8 @@
-"""The timeline without a kernel: a row per SM, a bar per task, hatched where the SM waits."""
+"""The timeline without a kernel: a row per SM, a bar per task, hatched where the SM waits.
+
+Tasks that ran beside the others of their SM have a thin lane under them, without their waiting,
+which holds nobody up.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ __all__ = ["figure", "headline", "ticks"]
 
 WIDTH, LEFT, RIGHT = 900, 58, 14
 TOP, ROW, BAR, AXIS = 74, 22, 17, 34
+THIN, GAP = 4, 1  # the lane of what runs beside, and the space above it
 LEGEND_COLUMN, LEGEND_COLUMNS = 140, 6
 MAX_LETTERS = 600
 DIGIT = 7.2  # pixels: width of a digit of an axis label, at most
@@ -55,12 +60,13 @@ def summary(view: Timeline, title: str) -> str:
 def table(view: Timeline) -> Table:
     """Time per operation of the whole trace, added over all SMs."""
     rows = by_op(view.trace)
-    total = sum(row.work_ns for row in rows) or 1
+    total = sum(row.work_ns for row in rows if not row.beside) or 1
     return Table(
         ("operation", "tasks", "work", "share of work", "wait", "longest task"),
         tuple(
             (
-                row.op, str(row.n_tasks), format_ns(row.work_ns), f"{row.work_ns / total:.1%}",
+                row.op, str(row.n_tasks), format_ns(row.work_ns),
+                "beside" if row.beside else f"{row.work_ns / total:.1%}",
                 format_ns(row.wait_ns), format_ns(row.longest_ns),
             )
             for row in rows
@@ -75,6 +81,7 @@ class _Picture:
         self.view = view
         height = TOP + ROW * len(view.sms) + AXIS
         self.svg = Svg(WIDTH, height, summary(view, title))
+        self.bar_height = BAR - THIN - GAP if view.trace.beside.any() else BAR
         self.scale = (WIDTH - LEFT - RIGHT) / (view.end - view.begin)
         self.tasks: dict[str, list[str]] = defaultdict(list)
         self.waits: list[str] = []
@@ -85,12 +92,14 @@ class _Picture:
 
     def bar(self, event: Event, y: float) -> None:
         begin, ready, end = self.x(event.begin), self.x(event.ready), self.x(event.end)
-        if ready - begin >= THINNEST:
-            self.waits.append(rect_path(begin, y, ready - begin, BAR))
-        width = max(end - ready, THINNEST)
-        self.tasks[event.op].append(rect_path(ready, y, width, BAR))
-        if width >= 12:
-            self.letters.append(((ready + end) / 2, y + 13, event.op))
+        width, height = max(end - ready, THINNEST), self.bar_height
+        if event.beside:
+            y, height = y + BAR - THIN, THIN
+        elif ready - begin >= THINNEST:
+            self.waits.append(rect_path(begin, y, ready - begin, height))
+        self.tasks[event.op].append(rect_path(ready, y, width, height))
+        if width >= 12 and not event.beside:
+            self.letters.append(((ready + end) / 2, y + height / 2 + 4.5, event.op))
 
     def legend(self) -> None:
         ops = [op for op in self.view.trace.ops if op in self.tasks]

@@ -66,7 +66,14 @@ class SmTimelineWidget(anywidget.AnyWidget):
             "unit_ns": unit,
             "n_sm": trace.n_sm,
             "span_ns": trace.span_ns,
-            "ops": [{**as_json(op), "streams": op in STREAMING} for op in trace.ops],
+            "ops": [
+                {
+                    **as_json(op),
+                    "streams": op in STREAMING,
+                    "beside": bool(trace.beside[trace.columns["op"] == k].any()),
+                }
+                for k, op in enumerate(trace.ops)
+            ],
             "counters": list(trace.counters),
             "patterns": PATTERNS,
             "colors": {"ink": INK, "outline": OUTLINE, "grid": GRID, "wait": WAIT},

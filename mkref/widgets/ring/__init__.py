@@ -1,0 +1,1 @@
+"""The ring over time. Nothing is imported here: only `widget` needs ipywidgets."""
