@@ -30,6 +30,9 @@ from mkref.machine.cuda import device_sms
 from mkref.plan.build import build_plan
 from mkref.plan.task import Op
 from mkref.trace.events import Trace
+from mkref.trace.path import path_report
+from mkref.trace.record import take_trace
+from mkref.trace.ring import describe_ring
 from mkref.trace.storage import save_trace
 from mkref.trace.summary import by_op
 from mkref.weights.synthetic import synthetic_weights
@@ -64,18 +67,20 @@ def main() -> int:
                 times.append((time.perf_counter() - begin) * 1e3)
             kind = "traced" if trace else "plain"
             print(f"batch {rows} {kind}: {np.median(times[8:]):.3f} ms per step")
-            stamps = machine.stamps()
-            if stamps is not None:
+            if trace:
                 made = provenance()
                 made["machine"] = (
                     f"North Mini Code geometry, synthetic weights, batch {rows}, "
                     f"{args.context} tokens of context, {made['gpu']}"
                 )
                 made["date"] = made["date"][:10]
-                record = Trace.from_plan(plan, stamps, provenance=made)
+                record = take_trace(machine, made)
                 report(record, config.num_hidden_layers)
+                print(path_report(record))
+                print(describe_ring(record))
                 folder = Path(os.environ.get("OUT", "."))
-                save_trace(record, folder / f"trace_north_b{rows}.json.gz")
+                few = record.with_stages_of(range(0, plan.n_sm, 22))
+                save_trace(few, folder / f"trace_north_b{rows}.json.gz")
             machine.close()
             torch.cuda.empty_cache()
     return 0

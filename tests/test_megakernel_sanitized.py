@@ -31,9 +31,9 @@ FAULTS = {
         "if (c.lane == 0 && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);",
         "",
     ),
-    "outputs are signalled before all warps are done": (
-        "if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;\n    if (c.lane == 0 && signal",
-        "if (c.lane == 0 && signal",
+    "a warp says that it is done before all its lanes are": (
+        "  __syncwarp();\n  if (CHECKED || c.lane == 0) ptx::mbar_arrive(bar);",
+        "  if (CHECKED || c.lane == 0) ptx::mbar_arrive(bar);",
     ),
     "the helper does not wait for its inputs": (
         "if (c.lane == 0 && counter >= 0)\n        wait_counter(",
