@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,13 +30,15 @@ from mkref.machine.base import StepInputs
 from mkref.machine.cuda import device_sms
 from mkref.plan.build import build_plan
 from mkref.plan.task import Op
-from mkref.trace.events import Trace
 from mkref.trace.path import path_report
 from mkref.trace.record import take_trace
 from mkref.trace.ring import describe_ring
 from mkref.trace.storage import save_trace
 from mkref.trace.summary import by_op
 from mkref.weights.synthetic import synthetic_weights
+
+if TYPE_CHECKING:
+    from mkref.trace.events import Trace
 
 
 def main() -> int:
