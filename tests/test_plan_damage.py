@@ -143,10 +143,7 @@ def too_large(plan: Plan) -> Plan:
 
 def self_made_cycle(plan: Plan) -> Plan:
     """SM 1 merges before it has done its own attention."""
-    tasks = [*plan.tasks[1]]
-    a, b = find(plan, Op.ATTENTION, 2, 1)[0], find(plan, Op.MERGE, 2, 1)[0]
-    tasks[a], tasks[b] = tasks[b], tasks[a]
-    return with_list(plan, 1, tasks)
+    return behind(plan, Op.ATTENTION, (Op.MERGE, 2))
 
 
 def long_cycle(plan: Plan) -> Plan:
@@ -187,20 +184,22 @@ def others_order(plan: Plan) -> Plan:
     return recount(change(plan, Op.O_PROJ, 2, 1, wait=counter(plan, "h2")))
 
 
+def behind(plan: Plan, op: Op, other: tuple[Op, int]) -> Plan:
+    """A task of layer 2 on SM 1 comes after another of its list."""
+    at, task = find(plan, op, 2, 1)
+    tasks = [*plan.tasks[1][:at], *plan.tasks[1][at + 1 :]]
+    after = [(t.op, t.layer) for t in tasks].index(other)
+    return with_list(plan, 1, [*tasks[: after + 1], task, *tasks[after + 1 :]])
+
+
 def late_merge(plan: Plan) -> Plan:
     """SM 1 merges after its O_PROJ, which waits for it. A helper would not mind."""
-    at, merge = find(plan, Op.MERGE, 2, 1)
-    tasks = [*plan.tasks[1][:at], *plan.tasks[1][at + 1 :]]
-    after = [(t.op, t.layer) for t in tasks].index((Op.O_PROJ, 2))
-    return with_list(plan, 1, [*tasks[: after + 1], merge, *tasks[after + 1 :]])
+    return behind(plan, Op.MERGE, (Op.O_PROJ, 2))
 
 
 def merge_last(plan: Plan) -> Plan:
     """If the helper does MERGE, consumers never see that it is the last of its layer."""
-    at, merge = find(plan, Op.MERGE, 2, 1)
-    tasks = [*plan.tasks[1][:at], *plan.tasks[1][at + 1 :]]
-    at = max(i for i, task in enumerate(tasks) if task.layer == 2)
-    return recount(with_list(plan, 1, [*tasks[: at + 1], merge, *tasks[at + 1 :]]))
+    return recount(behind(plan, Op.MERGE, (Op.DOWN, 2)))
 
 
 def late_signal(plan: Plan) -> Plan:
@@ -242,10 +241,7 @@ def early_last(plan: Plan) -> Plan:
 
 def late_task(plan: Plan) -> Plan:
     """The output projection of layer 2 comes after that of layer 3."""
-    at, task = find(plan, Op.O_PROJ, 2, 1)
-    tasks = [*plan.tasks[1][:at], *plan.tasks[1][at + 1 :]]
-    after = [(t.op, t.layer) for t in tasks].index((Op.O_PROJ, 3))
-    return recount(with_list(plan, 1, [*tasks[: after + 1], task, *tasks[after + 1 :]]))
+    return recount(behind(plan, Op.O_PROJ, (Op.O_PROJ, 3)))
 
 
 def late_begin(plan: Plan) -> Plan:
@@ -396,8 +392,7 @@ def test_both_places_of_merge_are_checked(
 def test_what_is_wrong_in_both_places_is_said_once() -> None:
     """Nobody needs to know the place then."""
     plan = wrong_counter(plan_of())
-    found = check_place(TaskTable(plan, HELPED))
-    assert found == check_place(TaskTable(plan, ()))
+    assert (found := check_place(TaskTable(plan, HELPED))) == check_place(TaskTable(plan, ()))
     with pytest.raises(PlanError) as caught:
         verify(plan)
     assert "\n  ".join([f"plan: {found[0]}", *found[1:]]) == str(caught.value)
