@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 RECORD = ROOT / "bench" / "results" / "agreement.json"
 N_PROMPTS, N_TOKENS = 50, 64
 NEAR_TIE = 0.25
-"""Logits; those of nano spread over about 20. From torch's float32 the kernel differs by 0.030 (root
-mean square) and torch's bfloat16 by 0.052; where an expert changes, single logits differ by up to
-3.1 and 3.3.
+"""Logits; those of nano spread over about 20. From torch's float32 the kernel differs by 0.030
+(root mean square) and torch's bfloat16 by 0.052; where an expert changes, single logits differ by
+up to 3.1 and 3.3.
 """
 CPU_MACHINES = "host:1,host:2,host:4,host:7,interpreter:1,torch,transformers"
 

@@ -4,13 +4,15 @@ cache's reach.
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from bench import probe_mma
 from mkref.config import NORTH_MINI_CODE
 from mkref.errors import MachineError
 from mkref.machine.nvrtc import ARCHITECTURES, compile_cubin, resources
-from mkref.machine.source import kernel_source, ring_for, shared_bytes
+from mkref.machine.source import THREADS, kernel_source, ring_for, shared_bytes
 from tests.decode import small_config
 
 SHARED_PER_BLOCK = {"sm_80": 166912, "sm_90a": 232448, "sm_100": 232448}
@@ -22,16 +24,33 @@ OTHER_SHARED = 101376
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernel_compiles_without_spills(arch: str) -> None:
-    """The geometry of North, for one architecture: registers fit 288 threads, nothing goes to local
-    memory.
+    """The geometry of North, for one architecture: registers fit all threads of a block, nothing
+    goes to local memory.
     """
     ring = ring_for(NORTH_MINI_CODE, SHARED_PER_BLOCK.get(arch, OTHER_SHARED))
     image, report = compile_cubin(kernel_source(NORTH_MINI_CODE, ring), arch)
     found = resources(report)
     print(f"{arch}: {found.registers} registers, {found.spill_bytes} bytes spilled, ring {ring}")
     assert image[:4] == b"\x7fELF"
-    assert 32 < found.registers <= 65536 // 288
+    assert 32 < found.registers <= 65536 // THREADS
     assert found.spill_bytes == 0
+
+
+def machine_code_bytes(image: bytes) -> int:
+    """Size of the kernel's section in a cubin, which is a 64-bit ELF file."""
+    (table,) = struct.unpack_from("<Q", image, 0x28)
+    size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
+    heads = [struct.unpack_from("<IIQQQQIIQQ", image, table + i * size) for i in range(count)]
+    names = heads[names_at][4]
+    sizes = {image[names + h[0] :].split(b"\0", 1)[0]: h[5] for h in heads}
+    return int(sizes[b".text.megakernel"])
+
+
+def test_machine_code_does_not_grow() -> None:
+    """The aim is 64 KB, the reach of the instruction cache; until then it may only shrink."""
+    ring = ring_for(NORTH_MINI_CODE, SHARED_PER_BLOCK["sm_90a"])
+    image, _ = compile_cubin(kernel_source(NORTH_MINI_CODE, ring), "sm_90a")
+    assert 32_000 < machine_code_bytes(image) <= 105_000
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
