@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -276,3 +278,28 @@ def test_failure_of_a_launch_while_leaving(engine: Engine) -> None:
     one.close()  # type: ignore[attr-defined]
     with pytest.raises(MachineError, match="shared with others failed: it broke"):
         list(two)
+
+
+def test_ctrl_c_while_the_kernel_runs_in_a_thread() -> None:
+    """It is waited for; a second launch never meets it, and the next answer is right."""
+    code = """
+import os, signal, threading
+import mkref
+engine = mkref.Engine.load("nano", "host", 2)
+want = engine.generate("x", 20).token_ids
+for delay in (0.3, 0.5):
+    timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        engine.generate("class A:", 500, ignore_eos=True)
+        raise SystemExit("not interrupted")
+    except KeyboardInterrupt:
+        pass
+    assert engine.machine.under_way is None
+    assert want == engine.generate("x", 20).token_ids
+print("right")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ("right\n", 0) == (done.stdout, done.returncode), done.stderr

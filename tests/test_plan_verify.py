@@ -381,3 +381,14 @@ def test_layers_share_no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KvPool, "base", base)
     with pytest.raises(PlanError, match="KV pages of layer 1 begin at tile .* within those of"):
         verify(plan_of())
+
+
+def test_two_attention_tasks_in_a_row() -> None:
+    """The loader looks up the pages of the next task while it is at this one."""
+    plan = plan_of()
+    at, task = find(plan, Op.ATTENTION, 2, 2)
+    plan = with_list(plan, 2, [t for i, t in enumerate(plan.tasks[2]) if i != at])
+    at, _ = find(plan, Op.ATTENTION, 2, 1)
+    tasks = [*plan.tasks[1][: at + 1], task, *plan.tasks[1][at + 1 :]]
+    with pytest.raises(PlanError, match="right after another ATTENTION, must not"):
+        verify(recount(with_list(plan, 1, tasks)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,4 +59,24 @@ class TestStep:
             inputs = StepInputs(
                 *(np.asarray(v, t) for v, t in zip(given.values(), types, strict=True))
             )
+            refused(MachineError, lambda: engine.machine.step(inputs), *parts)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "parts"),
+        [
+            ("tokens", np.array([np.nan]), ("tokens: float64", "whole numbers")),
+            ("tokens", [5], ("tokens: list", "NumPy array")),
+            ("tokens", np.zeros((1, 1), np.int32), ("tokens: 2 dimensions", "must have 1")),
+            ("page_table", np.full((2, 1, 4), np.nan), ("page_table: float64", "whole numbers")),
+            ("temperatures", np.array(["hot"]), ("temperatures: <U3", "numbers")),
+        ],
+    )
+    def test_kinds_of_numbers(
+        self, machine: str, name: str, value: Any, parts: tuple[str, ...]
+    ) -> None:
+        """Not a number passes every comparison, and what is no array has no type."""
+        with tiny_engine(machine) as engine:
+            one = np.ones(1, np.int32)
+            good = StepInputs(5 * one, 3 * one, np.zeros((2, 1, 4), np.int32), 0.0 * one)
+            inputs = replace(good, **{name: value})
             refused(MachineError, lambda: engine.machine.step(inputs), *parts)

@@ -139,7 +139,8 @@ def run_decode(options: argparse.Namespace) -> int:
             rows.append(session.run(case, options.steps))
         except MkrefError as error:
             failed = True
-            print(f"bench: {case}: {error}", file=sys.stderr)
+            first = str(error).splitlines()[0]
+            print(f"bench: batch {case.batch}, context {case.context}: {first}", file=sys.stderr)
             continue
         print(format_row(rows[-1]), flush=True)
         made = provenance(session.machine, geometry=options.geometry, **session.to_dict())

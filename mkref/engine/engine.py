@@ -314,7 +314,8 @@ class Engine:
         while not sequence.events:
             if sequence.error is not None:
                 raise MachineError(
-                    f"a step that this request shared with others failed: {sequence.error}"
+                    f"a step that this request shared with others failed: "
+                    f"{sequence.error or type(sequence.error).__name__}"
                 ) from sequence.error
             self._batch.step()
 

@@ -5,7 +5,7 @@ It emulates; it does not simulate time. See `mkref.machine.hostcc` for how the s
 
 from __future__ import annotations
 
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class HostMachine(KernelMachine):
         self.ring, self.workers, self.seed = ring, workers, seed
         self.module: HostModule | None = None
         self.kernel: Any = None
-        self._thread: Thread | None = None
+        self._over: Event | None = None
         self._failure: MkrefError | None = None
 
     def build(self, plan: Plan) -> None:
@@ -63,18 +63,20 @@ class HostMachine(KernelMachine):
     def begin(self, params: np.ndarray) -> None:
         """Run a single step at once; several in a thread, so that their tokens can be read."""
         self._failure = None
-        self._thread = None
+        self._over = None
         if params["n_steps"][0] == 1:
-            self._run(params)
+            self._run(params, Event())
         else:
-            self._thread = Thread(target=self._run, args=(params.copy(),))
-            self._thread.start()
+            self._over = Event()
+            Thread(target=self._run, args=(params.copy(), self._over)).start()
 
-    def _run(self, params: np.ndarray) -> None:
+    def _run(self, params: np.ndarray, over: Event) -> None:
         try:
             self.launch(params)
         except MkrefError as error:
             self._failure = error
+        finally:
+            over.set()
 
     def launch(self, params: np.ndarray) -> None:
         """Run the grid on the worker threads, to its end."""
@@ -89,14 +91,18 @@ class HostMachine(KernelMachine):
         )
 
     def wait(self, seen: int) -> bool:
-        """Look for news again and again: waking up costs less than a step."""
-        progress, thread = self.shared["progress"], self._thread
-        if thread is not None:
-            while progress[0] <= seen and thread.is_alive():
-                thread.join(POLL_S)  # Ctrl-C comes through
-            if thread.is_alive():
+        """Look for news again and again: waking up costs less than a step.
+
+        The kernel itself says that it is over: a thread whose `join` Ctrl-C has interrupted counts
+        as stopped in CPython 3.11, also while it runs.
+        """
+        progress, over = self.shared["progress"], self._over
+        if over is not None:
+            while progress[0] <= seen and not over.wait(POLL_S):  # Ctrl-C comes through
+                pass
+            if not over.is_set():
                 return False
-            self._thread = None
+            self._over = None
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure

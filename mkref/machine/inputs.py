@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 __all__ = ["StepInputs", "check_launch", "check_stops"]
 
+SHAPES = (
+    ("tokens", 1, "iu"),
+    ("positions", 1, "iu"),
+    ("page_table", 3, "iu"),
+    ("temperatures", 1, "fiu"),
+    ("seeds", 1, "iu"),
+    ("earlier", 1, "iu"),
+)
+"""Dimensions of every input, and the kinds of numbers that it may hold."""
 KINDS = ((0, "full_attention", "full"), (1, "sliding_attention", "sliding"))
 
 
@@ -64,6 +73,14 @@ def check_launch(inputs: StepInputs, plan: Plan, max_context: int, n_steps: int 
     Raises:
         MachineError: names the input, the row and the value.
     """
+    for name, dimensions, kinds in SHAPES:
+        array = getattr(inputs, name)
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
+            found = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            what = "numbers" if "f" in kinds else "whole numbers"
+            raise MachineError(f"{name}: {found}; must be a NumPy array of {what}")
+        if array.ndim != dimensions:
+            raise MachineError(f"{name}: {array.ndim} dimensions; must have {dimensions}")
     n = inputs.rows
     if not 1 <= n <= plan.rows:
         raise MachineError(f"batch: {n} rows; a step takes 1 to {plan.rows}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from mkref.errors import MkrefError, RequestError
+from mkref.errors import MachineError, MkrefError, RequestError
 from mkref.machine import create, default_n_sm, resolve
 from mkref.machine.base import KernelMachine
 from mkref.machine.cache import cache_dir
@@ -21,6 +21,7 @@ from mkref.measure.bandwidth import datasheet_bandwidth, measured_bandwidth
 from mkref.measure.decode import Case, Ceiling, load, measure
 from mkref.measure.record import process_age_s
 from mkref.weights.checkpoint import load_checkpoint
+from mkref.weights.layout import PackedLayout
 from mkref.weights.synthetic import synthetic_weights
 
 if TYPE_CHECKING:
@@ -76,7 +77,13 @@ class Session:
         begin = time.perf_counter()
         device = "cuda" if name == "cuda" else "cpu"
         if folder is None:
-            weights = synthetic_weights(config, seed=0, device=device)
+            try:
+                weights = synthetic_weights(config, seed=0, device=device)
+            except RuntimeError as error:  # torch's allocators, of the CPU and of a GPU
+                raise MachineError(
+                    f"memory: the weights take {PackedLayout(config).total_tiles * 512 / 1e9:.1f} "
+                    "GB, which this machine does not have free; give --geometry nano or a folder"
+                ) from error
         else:
             weights = load_checkpoint(folder, device)
         weights.gammas[0, 0].item()  # a GPU is done now
