@@ -183,7 +183,7 @@ def test_loaders_wait_for_pages_where_no_router_tells(
             assert (f"merge{task.layer}", 3) == (counter.name, task.route_count)
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("rows", [8, 16, 32, np.int64(16)])
 def test_buffers_follow_the_rows_of_the_plan(rows: int) -> None:
     """Twice the rows, twice the activations; not the columns of a group of query heads."""
     plan = build_plan(small_config(), 3, full_pages=8, sliding_pages=6, rows=rows)

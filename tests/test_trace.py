@@ -189,6 +189,10 @@ def test_recording_does_not_depend_on_opcodes() -> None:
         (lambda d: d | {"times": d["times"][:2]}, "damaged"),
         (lambda d: d | {"times": [t[:-1] for t in d["times"]]}, "do not fit"),
         (lambda d: d | {"columns": {}}, "damaged"),
+        (lambda d: d | {"ops": "x"}, "ops must be a list"),
+        (lambda d: d | {"ops": [1]}, "ops must be a list"),
+        (lambda d: d | {"counters": []}, "counts to 0"),
+        (lambda d: d | {"columns": d["columns"] | {"op": [2**70] * len(d["times"])}}, "counts to"),
     ],
 )
 def test_damaged_file_is_one_error(damage: object, says: str, tmp_path: Path) -> None:

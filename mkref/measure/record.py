@@ -106,7 +106,7 @@ def check_target(path: str | None) -> None:
         RequestError: its folder does not exist, or it is a folder.
     """
     if path is not None and (
-        os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")
+        not path or os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")
     ):
         raise RequestError(f"--json: {path!r}; must be a file in a folder that exists")
 

@@ -172,8 +172,8 @@ def _counter(index: int, name: object, target: object) -> Counter:
 
 
 def _check_rows(rows: object) -> int:
-    if rows in ROW_CHOICES and isinstance(rows, int):
-        return rows
+    if isinstance(rows, int | np.integer) and int(rows) in ROW_CHOICES:
+        return int(rows)
     raise PlanError(f"rows: {rows!r} rows of a batch, must be one of {ROW_CHOICES}")
 
 

@@ -93,6 +93,14 @@ def trace_from_dict(data: dict[str, Any]) -> Trace:
     if data.get("format") != FORMAT:
         raise PlanError(f"trace: format {data.get('format')!r}; this version reads {FORMAT!r}")
     try:
+        for name in ("ops", "counters"):
+            if not all(isinstance(text, str) for text in data[name]) or isinstance(data[name], str):
+                raise TypeError(f"{name} must be a list of texts")
+        most = {"op": len(data["ops"]), "wait": len(data["counters"])}
+        most["signal"] = most["wait"]
+        for name, end in most.items():
+            if max(data["columns"][name], default=-1) >= end:
+                raise ValueError(f"columns: {name} counts to {end} only")
         return Trace(
             ops=tuple(data["ops"]),
             counters=tuple(data["counters"]),
@@ -101,7 +109,7 @@ def trace_from_dict(data: dict[str, Any]) -> Trace:
             provenance=dict(data["provenance"]),
             stages=_stages_from_dict(data["stages"]) if "stages" in data else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise PlanError(f"trace: the recording is damaged ({error!r})") from error
 
 
