@@ -75,6 +75,8 @@ def provenance() -> dict[str, str]:
     import numpy
     import torch
 
+    from mkref.measure.record import command_line
+
     return {
         **_gpu(),
         "python": platform.python_version(),
@@ -84,7 +86,7 @@ def provenance() -> dict[str, str]:
         "commit": os.environ.get("MKREF_COMMIT") or _run("git", "rev-parse", "HEAD"),
         "sources": source_hash(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *(Path(sys.argv[0]).name, *sys.argv[1:])]),
+        "command": command_line("python", [Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 

@@ -139,7 +139,7 @@ def run_decode(options: argparse.Namespace) -> int:
             rows.append(session.run(case, options.steps))
         except MkrefError as error:
             failed = True
-            first = str(error).splitlines()[0]
+            first = str(error).partition("\n")[0]
             print(f"bench: batch {case.batch}, context {case.context}: {first}", file=sys.stderr)
             continue
         print(format_row(rows[-1]), flush=True)

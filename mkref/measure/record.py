@@ -24,7 +24,16 @@ from mkref.errors import RequestError
 from mkref.machine.gpu import driver_version, find_gpus
 from mkref.paths import cuda_root
 
-__all__ = ["check_target", "process_age_s", "provenance", "spread", "write_record"]
+__all__ = ["check_target", "command_line", "process_age_s", "provenance", "spread", "write_record"]
+
+
+def command_line(program: str, arguments: Sequence[str]) -> str:
+    """The command for a record; of a file's path only the name, since folders are one computer's.
+
+    >>> command_line("mkref", ["bench", "decode", "--json", "/tmp/run/decode.json"])
+    'mkref bench decode --json decode.json'
+    """
+    return " ".join([program, *(Path(a).name if os.path.isabs(a) else a for a in arguments)])
 
 
 def provenance(machine: str, **more: Any) -> dict[str, Any]:
@@ -42,7 +51,7 @@ def provenance(machine: str, **more: Any) -> dict[str, Any]:
         "kernel": hashlib.sha256((cuda_root() / "megakernel.cu").read_bytes()).hexdigest()[:16],
         "commit": os.environ.get("MKREF_COMMIT") or _line("git", "rev-parse", "HEAD"),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["mkref", *sys.argv[1:]]),
+        "command": command_line("mkref", sys.argv[1:]),
         "python": platform.python_version(),
         "torch": _version("torch"),
         "numpy": np.__version__,
