@@ -40,7 +40,7 @@ $(LAB_READY): $(SETUP)
 	@touch $@
 
 $(TEST_READY): $(SETUP)
-	@scripts/setup.sh $(VENV) lab,test$(GPU_EXTRA)
+	@scripts/setup.sh $(VENV) lab,serve,test$(GPU_EXTRA)
 	@touch $@ $(LAB_READY)
 
 lab: $(LAB_READY) ## open the workbook in JupyterLab

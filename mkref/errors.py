@@ -6,7 +6,9 @@
     ├── PlanError         a plan is malformed, or its tasks and counters contradict each other
     ├── MachineError      a machine (GPU or CPU) cannot build, load or run the kernel
     │   └── HangError     a bounded wait inside the kernel ran out
-    └── RequestError      a request asks for something that the engine does not do
+    ├── RequestError      a request asks for something that the engine does not do
+    ├── QueueFullError    so many requests wait already that no other is taken
+    └── UnavailableError  the service is going down, or its machine is broken
 
 What it does not do: wrap errors of other libraries. A bug in mkref stays a plain Python error.
 """
@@ -20,7 +22,9 @@ __all__ = [
     "MachineError",
     "MkrefError",
     "PlanError",
+    "QueueFullError",
     "RequestError",
+    "UnavailableError",
 ]
 
 
@@ -42,6 +46,14 @@ class PlanError(MkrefError):
 
 class RequestError(MkrefError):
     """A request asks for something that the engine does not do."""
+
+
+class QueueFullError(MkrefError):
+    """So many requests wait already that no other is taken."""
+
+
+class UnavailableError(MkrefError):
+    """The service takes no requests: it is going down, or its machine is broken."""
 
 
 class MachineError(MkrefError):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mkref.errors import MachineError
 
-__all__ = ["cuda_root", "models_root"]
+__all__ = ["cuda_root", "lessons_root", "models_root"]
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -48,3 +48,12 @@ def models_root() -> Path:
     'models'
     """
     return _PACKAGE / "models"
+
+
+def lessons_root() -> Path:
+    """The folder of the lessons' own CUDA files and of what is recorded about their exercises.
+
+    >>> lessons_root().name
+    'cuda'
+    """
+    return _PACKAGE / "lessons" / "cuda"

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LINUX_ONLY = ("cuda-", "cupy-", "nvidia-")
 HEADER = """\
 # Written by `make lock` (scripts/lock.py); do not edit. Constraints for every extra of mkref:
-#     pip install -c requirements.lock -e ".[lab,test]"
+#     pip install -c requirements.lock -e ".[lab,serve,test]"
 # Resolved for Python {python}.
 """
 

@@ -43,10 +43,10 @@ def tagged(cell: Any, kind: str) -> str:
 
 def folded_solution(exercise_id: str) -> str:
     """The Markdown of a solution that opens on a click."""
-    code = exercise(exercise_id).solution_text
+    task = exercise(exercise_id)
     return (
-        f"<details><summary>Solution of {exercise_id}</summary>\n\n```python\n{code}\n```\n\n"
-        "</details>"
+        f"<details><summary>Solution of {exercise_id}</summary>\n\n"
+        f"```{task.language}\n{task.solution_text}\n```\n\n</details>"
     )
 
 

@@ -22,6 +22,8 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(1)
 
+from tests.widgets_lab import lab, lab_server, widgets  # noqa: E402, F401  (one for all tests)
+
 
 def have_gpu() -> bool:
     """Whether CuPy is installed and sees a device."""

@@ -134,4 +134,4 @@ def test_ends_of_all_kinds_on_the_kernel() -> None:
         assert interpreter.generate([5], 60, ignore_eos=True).token_ids == (*ids,)
         stream.close()  # type: ignore[attr-defined]
         host.kv.check()
-        assert host.kv.budget == (host.kv.unreserved(0), host.kv.unreserved(1))
+        assert host.kv.budget == (host.kv.available(0), host.kv.available(1))

@@ -66,7 +66,7 @@ def engine_fixture() -> Iterator[Engine]:
     with tiny_engine() as engine:
         yield engine
         engine.kv.check()
-        assert engine.kv.budget == (engine.kv.unreserved(0), engine.kv.unreserved(1))
+        assert engine.kv.budget == (engine.kv.available(0), engine.kv.available(1))
 
 
 def same(a: Completion, b: Completion) -> bool:
@@ -149,7 +149,7 @@ def test_a_stop_text_cancels(tmp_path: Path) -> None:
         assert whole[1].text.startswith(done[1].text)
         assert any(taken < asked for taken, asked in zip(spy.taken, spy.asked, strict=True))
         engine.kv.check()
-        assert engine.kv.budget == (engine.kv.unreserved(0), engine.kv.unreserved(1))
+        assert engine.kv.budget == (engine.kv.available(0), engine.kv.available(1))
 
 
 def test_stream_gives_tokens_while_the_launch_runs(engine: Engine) -> None:
@@ -245,7 +245,7 @@ def test_random_mixes(engine: Engine) -> None:
             else:
                 got.append(token.id)
                 assert [*alone[kind]][: len(got)] == got
-        if engine._batch._launch is None:
+        if engine.scheduler._launch is None:
             engine.kv.check()
     for _, _, stream in live:
         stream.close()
@@ -271,10 +271,10 @@ def test_failure_of_a_launch_while_leaving(engine: Engine) -> None:
         def close(self) -> None:
             """Nothing to end."""
 
-    held = engine._batch._launch
+    held = engine.scheduler._launch
     assert held is not None
     held.close()
-    engine._batch._launch = Failing()
+    engine.scheduler._launch = Failing()
     one.close()  # type: ignore[attr-defined]
     with pytest.raises(MachineError, match="shared with others failed: it broke"):
         list(two)

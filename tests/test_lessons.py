@@ -24,15 +24,16 @@ from mkref.lessons import (
     recorded,
     recorded_trace,
 )
-from mkref.lessons.check import exercise, exercises
-from mkref.lessons.exercise import WrongAnswerError, expect
+from mkref.lessons.check import exercise, exercises, lesson_modules
+from mkref.lessons.exercise import BLANK, PythonExercise, WrongAnswerError, expect
 from mkref.lessons.predictions import forget
 from mkref.lessons.recorded import bench_record
 from mkref.paths import cuda_root
 from mkref.widgets.palette import style_of
 
-IDS = sorted(exercises())
+IDS = sorted(one for one, task in exercises().items() if isinstance(task, PythonExercise))
 EXERCISE = pytest.mark.parametrize("exercise_id", IDS)
+EVERY = pytest.mark.parametrize("exercise_id", sorted(exercises()))
 TRIVIAL: dict[str, Callable[..., Any]] = {
     "nothing": lambda *_: None,
     "zero": lambda *_: 0,
@@ -62,9 +63,47 @@ def defined(source: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def test_every_lesson_module_has_exercises() -> None:
-    """Ids are lesson.number and unique."""
-    assert ["00.1", "01.1"] == IDS
+def python(exercise_id: str) -> PythonExercise:
+    """One exercise whose answer is a function."""
+    task = exercise(exercise_id)
+    assert isinstance(task, PythonExercise)
+    return task
+
+
+def test_exercises_are_found() -> None:
+    """Ids are lesson.number, counted from 1 in every lesson; nobody lists the modules."""
+    assert {"lesson_00", "lesson_01"} <= {*lesson_modules()}
+    assert {"00.1", "01.1"} <= exercises().keys()
+    for lesson in {one[:2] for one in exercises()}:
+        numbers = [one[3:] for one in exercises() if one[:2] == lesson]
+        assert [str(n + 1) for n in range(len(numbers))] == numbers
+
+
+@EVERY
+def test_exercise_has_what_a_learner_needs(exercise_id: str) -> None:
+    """Several properties with names of their own, typical mistakes, and something to go on with."""
+    task = exercise(exercise_id)
+    names = [one.name for one in task.properties]
+    assert len(names) == len(set(names)) >= 3
+    assert task.n_mistakes >= 3
+    assert task.then.endswith((".", "?"))
+    hints = [task.mistake(n)[1] for n in range(task.n_mistakes)]
+    assert len(set(hints)) == len(hints)
+    assert all(hint.endswith((".", "?")) for hint in hints)
+
+
+@EVERY
+def test_starter_is_the_solution_without_its_parts(exercise_id: str) -> None:
+    """Solving only adds lines; both are cells that a notebook can run."""
+    task = exercise(exercise_id)
+    starter = [line for line in task.starter.splitlines() if not line.strip().endswith(BLANK)]
+    rest = iter(task.solution_cell.splitlines())
+    assert all(line in rest for line in starter)  # in this order
+    assert len(task.solution_cell.splitlines()) > len(starter) < len(task.starter.splitlines())
+    assert "SOLUTION" not in task.starter + task.solution_text
+    assert task.solution_text in task.solution_cell
+    for source in (task.starter, task.solution_cell):
+        defined(source, task.name)
 
 
 @EXERCISE
@@ -88,18 +127,6 @@ def test_starter_fails_and_says_that_it_is_empty(exercise_id: str) -> None:
 
 
 @EXERCISE
-def test_starter_is_the_solution_without_its_body(exercise_id: str) -> None:
-    """Solving only adds lines: but for the placeholder, the starter begins the solution."""
-    task = exercise(exercise_id)
-    starter = [line for line in task.starter.splitlines() if line.strip() != "# Your code here."]
-    solution = task.solution_text.splitlines()
-    assert solution[: len(starter)] == starter
-    assert len(solution) > len(starter)
-    assert 1 == task.starter.count("# Your code here.")
-    assert "SOLUTION" not in task.starter + task.solution_text
-
-
-@EXERCISE
 @pytest.mark.parametrize("answer", TRIVIAL.values(), ids=TRIVIAL)
 def test_trivial_answer_fails(exercise_id: str, answer: Callable[..., Any]) -> None:
     """Constants, an argument handed back, NaN and errors fail, and do not stop the lesson."""
@@ -107,21 +134,21 @@ def test_trivial_answer_fails(exercise_id: str, answer: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("exercise_id", "number"), [(i, n) for i in IDS for n in range(len(exercise(i).mistakes))]
+    ("exercise_id", "number"), [(i, n) for i in IDS for n in range(exercise(i).n_mistakes)]
 )
 def test_typical_mistake_is_recognised(exercise_id: str, number: int) -> None:
     """Each known mistake fails, and the report says what it is."""
-    mistake = exercise(exercise_id).mistakes[number]
-    report = check(exercise_id, mistake.answer)
+    answer, says = exercise(exercise_id).mistake(number)
+    report = check(exercise_id, answer)
     assert not report.passed
-    assert mistake.says == report.hint
-    assert f"Hint: {mistake.says}" in repr(report)
+    assert says == report.hint
+    assert f"Hint: {says}" in repr(report)
 
 
 @EXERCISE
 def test_constant_of_one_case_fails(exercise_id: str) -> None:
     """The right result of any one sample, returned always, does not pass."""
-    task = exercise(exercise_id)
+    task = python(exercise_id)
     for sample in task.samples:
         right = task.solution(*sample)
         assert not check(exercise_id, lambda *_, right=right: right).passed
@@ -130,7 +157,7 @@ def test_constant_of_one_case_fails(exercise_id: str) -> None:
 @EXERCISE
 def test_report_is_the_same_twice(exercise_id: str) -> None:
     """nbval compares reports as texts: they hold no address, time or random number."""
-    wrong = exercise(exercise_id).mistakes[0].answer
+    wrong, _ = exercise(exercise_id).mistake(0)
     assert repr(check(exercise_id, wrong)) == repr(check(exercise_id, wrong))
     assert "0x" not in repr(check(exercise_id, wrong))
 
@@ -140,7 +167,7 @@ def test_check_refuses_what_is_no_exercise_or_function() -> None:
     with pytest.raises(RequestError, match="there is no '99.9'; there are 00.1, 01.1"):
         check("99.9", len)
     with pytest.raises(RequestError, match="give the function kv_bytes itself"):
-        check("01.1", 7)  # type: ignore[arg-type]
+        check("01.1", 7)
 
 
 def test_expect_never_lets_nan_pass() -> None:
@@ -250,6 +277,8 @@ def test_code_refuses_an_unknown_function() -> None:
     """A lesson that shows code which is gone fails."""
     with pytest.raises(RequestError, match="no function 'gone'"):
         code("gone")
+    with pytest.raises(RequestError, match=r"neither cuda/ nor .* has a file 'gone.cu'"):
+        code("consumer", "gone.cu")
 
 
 def test_evidence_says_where_it_comes_from() -> None:

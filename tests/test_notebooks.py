@@ -99,7 +99,8 @@ def test_exercises_are_those_of_the_package(path: Path) -> None:
     assert {f"{kind}:{one}" for kind in ("starter", "solution") for one in ids} == tagged.keys()
     for one in ids:
         assert exercise(one).starter == tagged[f"starter:{one}"].source
-        assert f"```python\n{exercise(one).solution_text}\n```" in tagged[f"solution:{one}"].source
+        text = f"```{exercise(one).language}\n{exercise(one).solution_text}\n```"
+        assert text in tagged[f"solution:{one}"].source
         assert tagged[f"solution:{one}"].source.startswith("<details><summary>")
 
 

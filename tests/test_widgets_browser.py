@@ -1,59 +1,19 @@
 """Widgets in JupyterLab, in a headless Chromium, as a learner sees them and by keyboard.
 
-Screenshots go to the folder MKREF_SCREENSHOTS if it is set. Where there is no Chromium only
+The page is that of `tests/widgets_lab.py`. Where there is no Chromium only
 `test_says_what_is_not_covered` runs, and says so.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
-import nbformat
-import pytest
-
-from mkref.trace.storage import save_trace
 from tests.example_traces import example_trace
-from tests.lab import BROWSERS, ROOT, browser_page, jupyterlab, open_notebook, run_all
+from tests.lab import BROWSERS, open_notebook
+from tests.widgets_lab import LESSON, Lab, run_last_cell, shot, timeline, window
 
-CELLS = (
-    "from mkref.trace.storage import load_trace",
-    "from mkref.widgets import ring_occupancy, sm_timeline, speed_of_light",
-    "light = speed_of_light()\nlight",
-    "lanes = sm_timeline(load_trace('example.json.gz'))\nlanes",
-    "ring_occupancy(load_trace('rings.json.gz'))",
-    "print(lanes.selected, light.context.value)",
-)
-LESSON = "01_speed_of_light.ipynb"
-
-
-class Lab(NamedTuple):
-    """A page of a browser at a running JupyterLab."""
-
-    page: Any
-    address: str
-    errors: list[str]
-
-
-def shot(page: Any, name: str) -> None:
-    """Keep a picture of the page for somebody to look at."""
-    folder = os.environ.get("MKREF_SCREENSHOTS")
-    if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=str(Path(folder) / f"{name}.png"))
-
-
-def write_notebook(path: Path) -> None:
-    """A notebook with the widgets, without outputs."""
-    notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
-    notebook.metadata.kernelspec = {
-        "name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python",
-    }  # fmt: skip
-    nbformat.write(notebook, path)
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_says_what_is_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,56 +26,19 @@ def test_says_what_is_not_covered(capsys: pytest.CaptureFixture[str]) -> None:
 
 if BROWSERS:
 
-    @pytest.fixture(scope="module")
-    def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-        """JupyterLab with a notebook of widgets and the lesson as it is shipped."""
-        folder = tmp_path_factory.mktemp("lab")
-        notebooks = folder / "notebooks"
-        notebooks.mkdir()
-        write_notebook(notebooks / "widgets.ipynb")
-        save_trace(example_trace(), notebooks / "example.json.gz")
-        save_trace(example_trace(stages=True), notebooks / "rings.json.gz")
-        shutil.copy(ROOT / "notebooks" / LESSON, notebooks)
-        errors: list[str] = []
-        with (
-            jupyterlab(folder, notebooks) as address,
-            browser_page(BROWSERS[0], errors) as page,
-        ):
-            yield Lab(page, address, errors)
-
-    @pytest.fixture(scope="module")
-    def widgets(lab: Lab) -> Lab:
-        """The notebook of widgets, run."""
-        open_notebook(lab.page, lab.address, "widgets.ipynb")
-        run_all(lab.page)
-        lab.page.wait_for_selector(".mkref-timeline canvas.rows[data-t1]")
-        return lab
-
-    def timeline(lab: Lab) -> Any:
-        """The timeline, scrolled into sight and with the keyboard's focus."""
-        stage = lab.page.locator(".mkref-timeline .stage")
-        stage.scroll_into_view_if_needed()
-        stage.focus()
-        return stage
-
-    def window(lab: Lab) -> tuple[int, int]:
-        """The stretch of time that the timeline shows."""
-        canvas = lab.page.locator(".mkref-timeline canvas.rows")
-        return int(canvas.get_attribute("data-t0")), int(canvas.get_attribute("data-t1"))
-
     def test_lesson_shows_static_figures_before_it_runs(lab: Lab) -> None:
         """In a notebook that is not trusted and has not run, every figure is a picture."""
-        open_notebook(lab.page, lab.address, LESSON)
-        images = lab.page.locator(".jp-OutputArea-output img")
-        lab.page.wait_for_function(
-            "() => document.querySelectorAll('.jp-OutputArea img').length > 2"
-        )
+        page = lab.page.context.browser.new_page()
+        open_notebook(page, lab.address, LESSON)
+        images = page.locator(".jp-OutputArea-output img")
+        page.wait_for_function("() => document.querySelectorAll('.jp-OutputArea img').length > 2")
         assert 3 == images.count()
         widths = images.evaluate_all("(found) => found.map((image) => image.naturalWidth)")
         assert all(width > 500 for width in widths)
-        assert 0 == lab.page.get_by_text("Error displaying widget").count()
+        assert 0 == page.get_by_text("Error displaying widget").count()
         images.first.scroll_into_view_if_needed()
-        shot(lab.page, "lesson_static")
+        shot(page, "lesson_static")
+        page.close()
 
     def test_calculator_by_keyboard(widgets: Lab) -> None:
         """Arrow keys on the slider change the number in the picture and its sentence."""
@@ -133,7 +56,7 @@ if BROWSERS:
         """The canvas shows the whole step in more than ten colours; the legend names operations."""
         timeline(widgets)
         assert (0, True) == (window(widgets)[0], window(widgets)[1] >= example_trace().span_ns)
-        colours = widgets.page.locator(".mkref-timeline canvas.rows").evaluate(
+        colours = widgets.page.locator(".mkref-timeline canvas.rows").first.evaluate(
             """(canvas) => {
                 const context = canvas.getContext("2d");
                 const image = context.getImageData(0, 0, canvas.width, canvas.height);
@@ -141,8 +64,8 @@ if BROWSERS:
             }"""
         )
         assert colours > 10
-        legend = widgets.page.locator(".mkref-timeline .legend li").all_inner_texts()
-        assert [*example_trace().ops, "waits for inputs"] == legend
+        legend = widgets.page.locator(".mkref-timeline .legend").first.locator("li")
+        assert [*example_trace().ops, "waits for inputs"] == legend.all_inner_texts()
         shot(widgets.page, "timeline")
 
     def test_timeline_keys(widgets: Lab) -> None:
@@ -188,7 +111,7 @@ if BROWSERS:
         stage = timeline(widgets)
         for key in ("Escape", "0", "w", "w"):
             widgets.page.keyboard.press(key)
-        box = widgets.page.locator(".mkref-timeline canvas.rows").bounding_box()
+        box = widgets.page.locator(".mkref-timeline canvas.rows").first.bounding_box()
         x, y = box["x"] + box["width"] * 0.5, box["y"] + 30
         before = window(widgets)
         widgets.page.mouse.click(x, y)
@@ -220,7 +143,7 @@ if BROWSERS:
         assert said.startswith("SM 0, MERGE, layer 0")
         widgets.page.keyboard.press("Escape")
         begin, end = window(widgets)
-        box = widgets.page.locator(".mkref-timeline canvas.rows").bounding_box()
+        box = widgets.page.locator(".mkref-timeline canvas.rows").first.bounding_box()
         middle = ((merge.ready + merge.end) / 2 - begin) / (end - begin)
         x = box["x"] + 64 + middle * (box["width"] - 64 - 8)
         widgets.page.mouse.click(x, box["y"] + 16)
@@ -244,10 +167,9 @@ if BROWSERS:
         widgets.page.keyboard.press("Escape")
         for _ in range(4):
             widgets.page.keyboard.press(".")
-        cell = widgets.page.locator(".jp-CodeCell").last
-        cell.locator(".cm-content").click()
-        widgets.page.keyboard.press("Control+Enter")
-        cell.get_by_text(f"{stage.get_attribute('data-selected')} 32768", exact=True).wait_for()
+        said = run_last_cell(widgets)
+        assert stage.get_attribute("data-selected") == said["lanes.selected"]
+        assert "32768" == said["light.context.value"]
 
     def test_no_script_error_and_no_other_machine(widgets: Lab) -> None:
         """In all of the above no script failed and nothing was asked of another machine."""

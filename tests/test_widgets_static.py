@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import textwrap
 from base64 import b64decode
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import combinations
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,22 +19,43 @@ import pytest
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.lesson_01 import engines
 from mkref.plan.task import Op
+from mkref.widgets import paged_kv, plan_explorer
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.hardware import bandwidth
+from mkref.widgets.kv.model import kv_view
+from mkref.widgets.kv.render import figure as kv
 from mkref.widgets.light.model import speed_of_light
 from mkref.widgets.light.render import figure as light
 from mkref.widgets.palette import as_json, style_of
+from mkref.widgets.plan.model import PlanView
+from mkref.widgets.plan.progress import Progress
+from mkref.widgets.plan.render import figure as plan
+from mkref.widgets.plan.walk import PlanWalk
 from mkref.widgets.ring.model import ring_view
 from mkref.widgets.ring.render import figure as rings
 from mkref.widgets.svg import PATTERNS
+from mkref.widgets.timeline.compare import pair
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure as lanes
-from tests.example_traces import example_trace
+from mkref.widgets.timeline.render import figure_of_pair as lanes_of_two
+from tests.example_histories import WRITTEN, recorded
+from tests.example_traces import example_trace, small_plan
 
+_LARGE = small_plan(40)
+_WALK = PlanWalk(small_plan())
+_WALK.run_layer(0)
+_WALK.forward(0)
 FIGURES: dict[str, Figure] = {
     "light": light(speed_of_light(NORTH_MINI_CODE), bandwidth("h100"), "North Mini Code"),
     "timeline": lanes(timeline(example_trace())),
+    "timeline of a task": lanes(timeline(example_trace(), selected=20)),
+    "critical path": lanes(timeline(example_trace(), path=True)),
+    "two runs": lanes_of_two(pair(example_trace(), example_trace(seed=3), selected=20, path=True)),
+    "plan": plan(PlanView(_WALK.progress, 1, _WALK.moment, selected=_WALK.moment.last + 1)),
+    "plan, large": plan(PlanView(Progress(_LARGE), 1, Progress(_LARGE).start())),
+    "kv": kv(kv_view(recorded(), selected="A")),
+    "kv, by hand": kv(kv_view(WRITTEN)),
     "ring": rings(ring_view(example_trace(stages=True))),
     "engines": engines(),
 }
@@ -170,10 +195,14 @@ def test_without_widget_packages_there_is_a_figure() -> None:
         """
         import sys
         sys.modules["ipywidgets"] = sys.modules["anywidget"] = None
-        from tests.example_traces import example_trace
+        from tests.example_histories import WRITTEN
+        from tests.example_traces import example_trace, small_plan
+        from mkref.widgets import paged_kv, plan_explorer
         from mkref.widgets import ring_occupancy, sm_timeline, speed_of_light
         print(type(speed_of_light()).__name__, type(sm_timeline(example_trace())).__name__)
         print(type(ring_occupancy(example_trace(stages=True))).__name__)
+        print(type(sm_timeline(example_trace(), example_trace(), path=True)).__name__)
+        print(type(plan_explorer(small_plan())).__name__, type(paged_kv(WRITTEN)).__name__)
         import mkref.lessons
         print("IPython" in sys.modules, "traitlets" in sys.modules)
         """
@@ -181,9 +210,39 @@ def test_without_widget_packages_there_is_a_figure() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=_path()
     )
-    assert ("Figure Figure\nFigure\nFalse False\n", 0) == (done.stdout, done.returncode), (
-        done.stderr
-    )
+    figures = "Figure Figure\nFigure\nFigure\nFigure Figure\nFalse False\n"
+    assert (figures, 0) == (done.stdout, done.returncode), done.stderr
+
+
+@pytest.mark.parametrize("make", [lambda: plan_explorer(small_plan()), lambda: paged_kv(WRITTEN)])
+def test_stage_carries_the_static_form(make: Callable[[], Any]) -> None:
+    """Live view, HTML and text in one output, the same bytes twice, no address in memory; what it
+    sends to the browser is JSON.
+    """
+    widget, again = make(), make()
+    data, _ = widget._repr_mimebundle_()
+    assert {"application/vnd.jupyter.widget-view+json", "text/html", "text/plain"} == data.keys()
+    assert widget.static.text() == data["text/plain"] == repr(widget) == repr(again)
+    assert widget.static.html() == data["text/html"] == again._repr_mimebundle_()[0]["text/html"]
+    assert "0x" not in data["text/plain"]
+    json.loads(json.dumps([widget.meta, widget.view]))
+
+
+def test_stage_loads_nothing() -> None:
+    """One module without imports or addresses: it works without a network."""
+    widget = paged_kv(WRITTEN)
+    script, style = str(widget._esm), str(widget._css)
+    assert not re.search(r"\bimport\b|https?:|fetch\(|XMLHttpRequest", script + style)
+    assert 1 == script.count("export default")
+    assert ".mkref-stage" in style
+    assert all(action["key"] == action["key"].lower() for action in widget.meta["actions"])
+
+
+@pytest.mark.parametrize("make", [lambda: plan_explorer(small_plan()), lambda: paged_kv(WRITTEN)])
+def test_no_two_actions_share_a_key(make: Callable[[], Any]) -> None:
+    """Each key does one thing; ? is the list."""
+    keys = [action["key"] for action in make().meta["actions"]]
+    assert len(keys) == len({*keys, "?"}) - 1
 
 
 def _path() -> dict[str, str]:

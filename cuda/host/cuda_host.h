@@ -94,6 +94,12 @@ inline unsigned __reduce_min_sync(unsigned, unsigned value, HOST_SITE) {
   return static_cast<unsigned>(host::reduce(value, smaller, site));
 }
 
+// Of integers, in shared or global memory; it orders nothing.
+template <class T>
+inline T atomicAdd(T* p, T v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
+
 inline unsigned __float_as_uint(float v) {
   return std::bit_cast<unsigned>(v);
 }

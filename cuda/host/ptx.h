@@ -103,6 +103,9 @@ inline void red_release_add(int* p, int v) {
   __atomic_fetch_add(p, v, __ATOMIC_RELEASE);
   host::ring();
 }
+inline int add_acq_rel(int* p, int v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
 inline int atomic_cas(int* p, int compare, int value) {
   __atomic_compare_exchange_n(p, &compare, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return compare;  // the old value either way

@@ -8,7 +8,10 @@ Requests that overlap in time share the steps: several streams may be read in tu
 the tokens that it would get alone. A stream gives a token as soon as its step is done; the kernel
 is at the next one meanwhile.
 
-What it does not do: run in several threads at a time, or keep anything between requests.
+Between requests the engine keeps the keys and values that they left, as long as there is room: who
+begins with the same tokens does not compute them again.
+
+What it does not do: run in several threads at a time (`mkref.serve.service` has one for it).
 """
 
 from __future__ import annotations
@@ -19,17 +22,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.config import NorthConfig, check_kernel_limits
-from mkref.engine.batch import Batch
-from mkref.engine.kv import AHEAD, KvPages
+from mkref.engine.kv import AHEAD, KvCache
 from mkref.engine.load import (
     find_tokenizer,
     load_weights,
     make_machine,
+    make_scheduler,
     model_folder,
     sizes_for,
 )
-from mkref.engine.request import Completion, Prompt, Stop, Token, listed, make_request, show
+from mkref.engine.request import (
+    Completion,
+    Constraint,
+    Prompt,
+    Request,
+    Stop,
+    Token,
+    drawn,
+    make_request,
+)
 from mkref.engine.sequence import Sequence
+from mkref.engine.values import each, listed, show
 from mkref.errors import MachineError, RequestError
 from mkref.machine import default_n_sm
 from mkref.plan.build import ROWS, Plan, build_plan
@@ -37,6 +50,7 @@ from mkref.plan.verify import verify
 from mkref.weights.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
+    from mkref.engine.sampling import Sampling
     from mkref.engine.tokenizer import Tokenizer
     from mkref.machine.base import Machine
     from mkref.weights.packed import PackedWeights
@@ -54,10 +68,18 @@ class Engine:
         tokenizer: None if the model has none; then `why_no_text` says why.
         max_context: longest prompt and answer together, in tokens.
         kv: the pages of the KV cache.
+        scheduler: who runs on the machine, and who waits.
     """
 
     def __init__(
-        self, plan: Plan, machine: Machine, max_context: int, tokenizer: Tokenizer | None
+        self,
+        plan: Plan,
+        machine: Machine,
+        max_context: int,
+        tokenizer: Tokenizer | None,
+        *,
+        exact: bool = True,
+        reuse: bool = True,
     ) -> None:
         self.config: NorthConfig = plan.config
         self.plan = plan
@@ -65,9 +87,12 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_context = max_context
         pool = plan.pool
-        self.kv = KvPages(plan.config, pool.full_pages, pool.sliding_pages, max_context, AHEAD)
-        self._batch = Batch(machine, self.kv)
+        self.kv = KvCache(
+            plan.config, pool.full_pages, pool.sliding_pages, max_context, AHEAD, reuse=reuse
+        )
+        self.scheduler = make_scheduler(machine, self.kv, exact)
         self._closed = False
+        self._user = ""
         self.why_no_text = "" if tokenizer else "the engine was made without a tokenizer"
 
     @classmethod
@@ -81,6 +106,8 @@ class Engine:
         *,
         kv_pages: int | None = None,
         rows: int = ROWS,
+        exact: bool = True,
+        reuse: bool = True,
         **options: Any,
     ) -> Engine:
         """Load a model folder: config.json, safetensors, tokenizer.json if there is one.
@@ -95,6 +122,10 @@ class Engine:
             kv_pages: pages of 64 tokens in each full layer; None: enough for `rows` full contexts.
             rows: 8, 16 or 32 tokens that one step can take: more serve more requests at a time and
                 take in prompts faster, fewer leave more shared memory to the weights' ring.
+            exact: everything goes through the kernel, so an answer is the same in every bit
+                whatever else runs or ran. False: long prompts go through PyTorch, much faster;
+                then an answer may differ where two tokens are almost equally likely.
+            reuse: keep the keys and values of requests that are over, for those that begin alike.
             options: of the machine, see `mkref.machine.create`.
 
         Raises:
@@ -117,6 +148,8 @@ class Engine:
             max_context,
             kv_pages=kv_pages,
             rows=rows,
+            exact=exact,
+            reuse=reuse,
             tokenizer=tokenizer,
         )
         engine.why_no_text = why_no_text
@@ -134,6 +167,8 @@ class Engine:
         *,
         kv_pages: int | None = None,
         rows: int = ROWS,
+        exact: bool = True,
+        reuse: bool = True,
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> Engine:
@@ -144,7 +179,7 @@ class Engine:
             weights: packed; on a GPU they are used in place if they lie there.
             machine: a name, or a machine that is not loaded yet.
             tokenizer: None: prompts are token ids, and completions have no text.
-            n_sm, max_context, trace, kv_pages, rows, options: as in `load`.
+            n_sm, max_context, trace, kv_pages, rows, exact, reuse, options: as in `load`.
 
         Raises:
             MkrefError: a value is out of range, or the machine cannot run.
@@ -163,7 +198,66 @@ class Engine:
         )
         verify(plan, sizes.max_context)
         machine.load(plan, weights, sizes.max_context)
-        return cls(plan, machine, sizes.max_context, tokenizer)
+        return cls(plan, machine, sizes.max_context, tokenizer, exact=exact, reuse=reuse)
+
+    def request(
+        self,
+        prompt: Prompt,
+        max_tokens: int | None = 64,
+        sampling: Sampling | None = None,
+        stop: Stop = None,
+        *,
+        ignore_eos: bool = False,
+        return_logits: bool = False,
+        constraint: Constraint | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+    ) -> Request:
+        """A checked request, for a `mkref.serve.service.Service`; any thread may call this.
+
+        Args:
+            prompt, stop, ignore_eos, return_logits, constraint: as in `generate`.
+            max_tokens: the answer has at most so many; None for what the context has room for.
+            sampling: how tokens are drawn; None is greedy.
+            priority: -8 to 8; a lower one comes first.
+            deadline: when it ends at the latest, on the clock of `time.monotonic`.
+
+        Raises:
+            RequestError: names the argument.
+        """
+        return self._request(
+            prompt,
+            max_tokens,
+            sampling,
+            stop,
+            fill=True,
+            ignore_eos=ignore_eos,
+            return_logits=return_logits,
+            constraint=constraint,
+            priority=priority,
+            deadline=deadline,
+        )
+
+    def _request(
+        self,
+        prompt: Prompt,
+        max_tokens: int | None,
+        sampling: Sampling | None,
+        stop: Stop,
+        **settings: Any,
+    ) -> Request:
+        return make_request(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop=stop,
+            **settings,
+            tokenizer=self.tokenizer,
+            why_no_text=self.why_no_text,
+            vocab_size=self.config.vocab_size,
+            eos_token_ids=self.config.eos_token_ids,
+            max_context=self.max_context,
+        )
 
     def generate(
         self,
@@ -173,6 +267,8 @@ class Engine:
         seed: int = 0,
         stop: Stop = None,
         *,
+        sampling: Sampling | None = None,
+        constraint: Constraint | None = None,
         ignore_eos: bool = False,
         return_logits: bool = False,
     ) -> Completion:
@@ -184,6 +280,8 @@ class Engine:
             temperature: 0 takes the most likely token; above, tokens are drawn.
             seed: of the draw, 0 .. 2^64 - 1. The draw depends on seed and position, nothing else.
             stop: strings that end the text (and are cut off), or token ids that end the answer.
+            sampling: everything about the draw, instead of `temperature` and `seed`.
+            constraint: what the answer may be, for instance by a grammar.
             ignore_eos: go on after a token that ends a text.
             return_logits: keep the logits of every generated token.
 
@@ -191,10 +289,17 @@ class Engine:
             RequestError: an argument is wrong; nothing ran.
             MachineError: the machine failed.
         """
-        sequence = self._sequence(
-            prompt, max_tokens, temperature, seed, stop, ignore_eos, return_logits
+        self._check_open()
+        request = self._request(
+            prompt,
+            max_tokens,
+            drawn(temperature, seed, sampling),
+            stop,
+            constraint=constraint,
+            ignore_eos=ignore_eos,
+            return_logits=return_logits,
         )
-        return self._complete([sequence])[0]
+        return self._complete([request])[0]
 
     def generate_batch(
         self,
@@ -204,6 +309,7 @@ class Engine:
         seed: int | SequenceOf[int] = 0,
         stop: Stop = None,
         *,
+        sampling: Sampling | SequenceOf[Sampling] | None = None,
         ignore_eos: bool = False,
         return_logits: bool = False,
     ) -> list[Completion]:
@@ -211,7 +317,7 @@ class Engine:
 
         Args:
             prompts: any number of prompts, at least one.
-            max_tokens, temperature, seed: one value for all, or one per prompt.
+            max_tokens, temperature, seed, sampling: one value for all, or one per prompt.
             stop, ignore_eos, return_logits: for all; see `generate`.
 
         Returns:
@@ -221,19 +327,25 @@ class Engine:
             RequestError: an argument is wrong; nothing ran.
             MachineError: the machine failed.
         """
+        self._check_open()
         several = listed(prompts)
         if not several:
             given = show(prompts) if several is None else "no prompts"
             raise RequestError(f"prompts: {given}; must be a list of at least one prompt")
         per_prompt = zip(
             several,
-            _each("max_tokens", max_tokens, len(several)),
-            _each("temperature", temperature, len(several)),
-            _each("seed", seed, len(several)),
+            each("max_tokens", max_tokens, len(several)),
+            each("temperature", temperature, len(several)),
+            each("seed", seed, len(several)),
+            each("sampling", sampling, len(several)),
             strict=True,
         )
+        settings: dict[str, Any] = {"ignore_eos": ignore_eos, "return_logits": return_logits}
         return self._complete(
-            [self._sequence(*values, stop, ignore_eos, return_logits) for values in per_prompt]
+            [
+                self._request(prompt, most, drawn(heat, noise, whole), stop, **settings)
+                for prompt, most, heat, noise, whole in per_prompt
+            ]
         )
 
     def stream(
@@ -244,6 +356,8 @@ class Engine:
         seed: int = 0,
         stop: Stop = None,
         *,
+        sampling: Sampling | None = None,
+        constraint: Constraint | None = None,
         ignore_eos: bool = False,
     ) -> Iterator[Token]:
         """Answer one prompt token by token; arguments as in `generate`, checked at once.
@@ -252,39 +366,14 @@ class Engine:
             Every generated token; the last has a `finish_reason`. Leaving the loop early ends the
             request.
         """
-        return self._events(
-            self._sequence(prompt, max_tokens, temperature, seed, stop, ignore_eos, False)
-        )
-
-    def _sequence(
-        self,
-        prompt: Prompt,
-        max_tokens: Any,
-        temperature: Any,
-        seed: Any,
-        stop: Stop,
-        ignore_eos: bool,
-        return_logits: bool,
-    ) -> Sequence:
         self._check_open()
-        request = make_request(
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            return_logits=return_logits,
-            tokenizer=self.tokenizer,
-            why_no_text=self.why_no_text,
-            vocab_size=self.config.vocab_size,
-            eos_token_ids=self.config.eos_token_ids,
-            max_context=self.max_context,
-        )
-        return Sequence(request, self.tokenizer)
+        settings: dict[str, Any] = {"constraint": constraint, "ignore_eos": ignore_eos}
+        draw = drawn(temperature, seed, sampling)
+        return self._events(self._request(prompt, max_tokens, draw, stop, **settings))
 
-    def _events(self, sequence: Sequence) -> Iterator[Token]:
-        self._batch.submit(sequence)
+    def _events(self, request: Request) -> Iterator[Token]:
+        sequence = Sequence(request, self.tokenizer)
+        self.scheduler.submit(sequence)
         try:
             while True:
                 self._advance(sequence)
@@ -293,11 +382,14 @@ class Engine:
                 if token.finish_reason:
                     return
         finally:
-            self._batch.cancel(sequence)
+            self.scheduler.cancel(sequence)
 
-    def _complete(self, sequences: list[Sequence]) -> list[Completion]:
+    def _complete(self, requests: list[Request]) -> list[Completion]:
+        for request in requests:
+            self.scheduler.roster.check(request)  # before anything runs
+        sequences = [Sequence(request, self.tokenizer) for request in requests]
         for sequence in sequences:
-            self._batch.submit(sequence)
+            self.scheduler.submit(sequence)
         try:
             for sequence in sequences:
                 while not sequence.finish_reason:
@@ -305,23 +397,38 @@ class Engine:
                     self._advance(sequence)
         finally:
             for sequence in sequences:
-                self._batch.cancel(sequence)
+                self.scheduler.cancel(sequence)
         return [sequence.completion(self.machine.name) for sequence in sequences]
 
     def _advance(self, sequence: Sequence) -> None:
         """Run steps until the sequence has a token to give."""
         self._check_open()
         while not sequence.events:
-            if sequence.error is not None:
+            error = sequence.error
+            if isinstance(error, RequestError):  # its own fault, of its constraint for instance
+                raise error
+            if error is not None:
                 raise MachineError(
                     f"a step that this request shared with others failed: "
-                    f"{sequence.error or type(sequence.error).__name__}"
-                ) from sequence.error
-            self._batch.step()
+                    f"{error or type(error).__name__}"
+                ) from error
+            self.scheduler.step()
+
+    def claim(self, user: str) -> None:
+        """Give the scheduler to `user` alone, for instance to a thread; "" gives it back.
+
+        Raises:
+            RequestError: the engine is closed, or somebody else has it.
+        """
+        if user:
+            self._check_open()
+        self._user = user
 
     def _check_open(self) -> None:
         if self._closed:
             raise RequestError("engine: it is closed; load the model again")
+        if self._user:
+            raise RequestError(f"engine: {self._user} uses it; give your request to that")
 
     def close(self) -> None:
         """Give the machine's memory back; no request is answered any more."""
@@ -333,13 +440,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _each(name: str, value: Any, n: int) -> SequenceOf[Any]:
-    """One value per prompt."""
-    values = listed(value)
-    if values is None:
-        return [value] * n
-    if len(values) != n:
-        raise RequestError(f"{name}: {len(values)} values for {n} prompts; give one or {n}")
-    return values

@@ -5,21 +5,26 @@ What it does not do: put them together (`mkref.engine.engine` does).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
 from mkref.engine.kv import AHEAD, pages_for, window_pages
-from mkref.engine.request import show, whole_number
+from mkref.engine.scheduler import Scheduler
 from mkref.engine.tokenizer import TOKENIZER_FILE, Tokenizer
+from mkref.engine.values import show, whole_number
 from mkref.errors import CheckpointError, MachineError, RequestError
 from mkref.machine import create
 from mkref.paths import models_root
 from mkref.plan.build import MAX_SMS, ROW_CHOICES, ROWS
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from mkref.engine.kv import KvCache
     from mkref.machine.base import Machine
     from mkref.weights.checkpoint import Checkpoint
     from mkref.weights.packed import PackedWeights
@@ -143,6 +148,40 @@ def make_machine(name: str, n_sm: int | None, trace: bool, options: dict[str, An
     if n_sm is not None:
         n_sm = whole_number("n_sm", n_sm, 1, MAX_SMS)
     return create(name, n_sm=n_sm, trace=trace, **options)
+
+
+@runtime_checkable
+class TakesPrompts(Protocol):
+    """A machine that can take tokens of a prompt all at once."""
+
+    max_context: int
+
+    def prefill(self, tokens: Sequence[int], page_table: np.ndarray, position: int = 0) -> None:
+        """Put tokens of `position` ... into the cache; `page_table` int32 [2, pages]."""
+
+
+class _AtOnce:
+    """Prompts through a machine of that kind, as `mkref.engine.scheduler.Prefills`."""
+
+    def __init__(self, machine: TakesPrompts) -> None:
+        self.chunk = machine.max_context
+        self._machine = machine
+
+    def run(self, tokens: Sequence[int], position: int, table: np.ndarray) -> None:
+        """See `Prefills.run`."""
+        self._machine.prefill(tokens, table, position)
+
+
+def make_scheduler(machine: Machine, kv: KvCache, exact: bool) -> Scheduler:
+    """A scheduler that takes prompts in as the machine can, and as exactly as is asked for."""
+    if isinstance(machine, TakesPrompts):
+        return Scheduler(machine, kv, prefill=_AtOnce(machine), prefill_from=1)
+    if not exact:
+        from mkref.engine.prefill import Prefill
+
+        if Prefill.supports(machine):
+            return Scheduler(machine, kv, prefill=Prefill(machine))
+    return Scheduler(machine, kv)
 
 
 def _device(machine: Machine) -> str:

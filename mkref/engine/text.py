@@ -3,7 +3,7 @@
 `Detokenizer` turns ids into text piece by piece. `StopFilter` holds back what may be the beginning
 of a stop string. Together the pieces are exactly the text that one would get at the end.
 
-What it does not do: decide about tokens (`mkref.engine.batch` ends a sequence on ids).
+What it does not do: decide about tokens (`mkref.engine.scheduler` ends a sequence on ids).
 """
 
 from __future__ import annotations

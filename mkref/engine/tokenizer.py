@@ -8,7 +8,9 @@ What it does not do: chat templates, or import the `tokenizers` package before i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,11 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing more precise
             raise CheckpointError(f"tokenizer: cannot read {file}: {error}") from error
         self.bos_token_id = bos_token_id
+        added = [
+            str(token.content) for token in self._tokenizer.get_added_tokens_decoder().values()
+        ]
+        self._added = re.compile("|".join(map(re.escape, sorted(added, key=len, reverse=True))))
+        self._has_added = bool(added)
 
     @property
     def vocab_size(self) -> int:
@@ -72,6 +79,36 @@ class Tokenizer:
         if self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             return [self.bos_token_id, *ids]
         return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text that is data: what spells a special token in it stays spelled out.
+
+        Nothing is put in front.
+        """
+        pieces, begin = [], 0
+        if self._has_added:
+            for found in self._added.finditer(text):  # cut behind the first letter of each
+                pieces.append(text[begin : found.start() + 1])
+                begin = found.start() + 1
+        pieces.append(text[begin:])
+        encoded = self._tokenizer.encode_batch(
+            [piece for piece in pieces if piece], add_special_tokens=False
+        )
+        return [int(i) for piece in encoded for i in piece.ids]
+
+    def id_of(self, spelled: str) -> int | None:
+        """The id of the token that the vocabulary spells so, special ones too."""
+        found = self._tokenizer.token_to_id(spelled)
+        return None if found is None else int(found)
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token: no text has fewer tokens than its bytes divided by this."""
+        return max(len(spelled) for spelled in self._tokenizer.get_vocab())
+
+    def to_json(self) -> str:
+        """The whole of `tokenizer.json`, for a library that reads it itself."""
+        return str(self._tokenizer.to_str())
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; special tokens are left out, bytes that are no UTF-8 become U+FFFD."""

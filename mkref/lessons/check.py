@@ -3,22 +3,26 @@
     check("01.1", kv_bytes)
 
 The report is the same for the same answer, so that it can stand in a notebook and be compared.
+Exercises are found, not listed: every module `mkref/lessons/lesson_NN*.py` may have a tuple
+`EXERCISES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
 
+import mkref.lessons
 from mkref.errors import RequestError
-from mkref.lessons.exercise import Answer, Exercise, WrongAnswerError
 
-__all__ = ["Report", "check", "exercise", "exercises"]
+if TYPE_CHECKING:
+    from mkref.lessons.exercise import Exercise, Results
 
-MODULES = ("mkref.lessons.lesson_00", "mkref.lessons.lesson_01")
+__all__ = ["Report", "check", "exercise", "exercises", "lesson_modules"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +30,14 @@ class Report:
     """Outcome of a check.
 
     Attributes:
-        title: exercise and name of the function.
+        title: exercise and name of the answer.
         results: for every property its name, and what went wrong or "".
         hint: what to say about a recognised mistake; else "".
         then: what to think about next; shown when all properties hold.
     """
 
     title: str
-    results: tuple[tuple[str, str], ...]
+    results: Results
     hint: str
     then: str
 
@@ -58,11 +62,31 @@ class Report:
         return "\n".join(lines)
 
 
+def lesson_modules() -> list[str]:
+    """Names of the modules of all lessons, in order."""
+    found = (module.name for module in iter_modules(mkref.lessons.__path__))
+    return sorted(name for name in found if re.fullmatch(r"lesson_\d\d(_\w+)?", name))
+
+
 @cache
-def exercises() -> dict[str, Exercise]:
-    """All exercises by id."""
-    found = [one for module in MODULES for one in import_module(module).EXERCISES]
-    return {one.id: one for one in found}
+def exercises(lesson: str = "") -> dict[str, Exercise]:
+    """Exercises by id.
+
+    Args:
+        lesson: such as "03": those of one lesson, without importing the others; "" is all.
+
+    Raises:
+        RequestError: two exercises have the same id, or a module has one of another lesson.
+    """
+    found: dict[str, Exercise] = {}
+    for name in lesson_modules():
+        if not name.startswith(f"lesson_{lesson}"):
+            continue
+        for one in getattr(import_module(f"mkref.lessons.{name}"), "EXERCISES", ()):
+            if one.id in found or not one.id.startswith(f"{name[7:9]}."):
+                raise RequestError(f"exercise: {name} has {one.id!r}, taken, or not its own")
+            found[one.id] = one
+    return dict(sorted(found.items()))
 
 
 def exercise(exercise_id: str) -> Exercise:
@@ -71,65 +95,29 @@ def exercise(exercise_id: str) -> Exercise:
     Raises:
         RequestError: no such exercise.
     """
-    if exercise_id not in exercises():
+    found = exercises(str(exercise_id)[:2]).get(exercise_id)
+    if found is None:
         raise RequestError(
             f"exercise: there is no {exercise_id!r}; there are {', '.join(exercises())}"
         )
-    return exercises()[exercise_id]
+    return found
 
 
-def check(exercise_id: str, answer: Answer) -> Report:
+def check(exercise_id: str, answer: Any) -> Report:
     """Try an answer.
 
     Args:
         exercise_id: which exercise, such as "01.1".
-        answer: the function that the learner wrote.
+        answer: what the learner's cell defines: a function, or CUDA source text.
 
     Returns:
         A report that prints itself.
 
     Raises:
-        RequestError: no such exercise, or the answer is not a function.
+        RequestError: no such exercise, or the answer is not what it asks for.
     """
     task = exercise(exercise_id)
-    if not callable(answer):
-        raise RequestError(f"check: give the function {task.name} itself, not {answer!r}")
-    results = tuple((p.name, _trial(p.trial, answer)) for p in task.properties)
-    failed = any(wrong for _, wrong in results)
+    results, hint = task.judge(answer)
     return Report(
-        title=f"Exercise {task.id} ({task.name})",
-        results=results,
-        hint=_recognise(task, answer) if failed else "",
-        then=task.then,
+        title=f"Exercise {task.id} ({task.name})", results=results, hint=hint, then=task.then
     )
-
-
-def _trial(trial: Callable[[Answer], None], answer: Answer) -> str:
-    """What went wrong, or "". An error inside the answer is a finding, not a crash."""
-    try:
-        trial(answer)
-    except WrongAnswerError as wrong:
-        return str(wrong)
-    except Exception as error:
-        return f"it stops with {type(error).__name__}: {error}"
-    return ""
-
-
-def _recognise(task: Exercise, answer: Answer) -> str:
-    """The hint of the mistake that gives the same results on all samples; else ""."""
-    given = _results(task, answer)
-    for mistake in task.mistakes:
-        if None not in given and given == _results(task, mistake.answer):
-            return mistake.says
-    return ""
-
-
-def _results(task: Exercise, answer: Answer) -> list[Any]:
-    results = []
-    for sample in task.samples:
-        try:
-            value = float(answer(*sample))
-        except Exception:
-            value = None
-        results.append(None if value is None else float(f"{value:.9g}"))
-    return results

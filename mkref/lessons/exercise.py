@@ -1,9 +1,11 @@
 """What an exercise is: its solution, the starter made from it, and how an answer is judged.
 
-The solution is a Python function in one of the `lesson_NN` modules. The lines between its marks
-`# BEGIN SOLUTION` and `# END SOLUTION` are blanked out to make the starter, so the two cannot drift
-apart. An answer is judged by named properties on inputs that a lucky or trivial answer does not
-satisfy; known mistakes are recognised by their results and get their own hint.
+Two kinds share one form (`Exercise`). A `PythonExercise` asks for a function, of numbers or of a
+plan; its solution is a function in a `lesson_NN` module. A `CudaExercise` (mkref.lessons.cuda) asks
+for CUDA source text; its solution lies in a `.cu` file. In both, the lines between the marks BEGIN
+SOLUTION and END SOLUTION are blanked out to make the starter, so the two cannot drift apart. An
+answer is judged by named properties on inputs that a lucky or trivial answer does not satisfy;
+known mistakes are recognised by what they do and get their own hint.
 """
 
 from __future__ import annotations
@@ -11,15 +13,25 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answer", "Exercise", "Mistake", "Property", "WrongAnswerError", "expect"]
+from mkref.errors import RequestError
+
+__all__ = ["BLANK", "EMPTY", "Answer", "Exercise", "Mistake", "Property", "PythonExercise"]
+__all__ += ["Results", "WrongAnswerError", "blanked", "expect", "finding", "unmarked"]
 
 Answer = Callable[..., Any]
-BLANK = "# Your code here."
-_MARKED = re.compile(r"^( *)# BEGIN SOLUTION\n(.*?)^ *# END SOLUTION\n", re.DOTALL | re.MULTILINE)
+Results = tuple[tuple[str, str], ...]
+"""For every property its name, and what went wrong or ""."""
+
+BLANK = "Your code here."
+EMPTY = "so nothing has been written or `return` is missing"
+_MARKED = re.compile(
+    r"^( *)(#|//) BEGIN SOLUTION\n(.*?)^ *(?:#|//) END SOLUTION\n", re.DOTALL | re.MULTILINE
+)
 
 
 class WrongAnswerError(Exception):
@@ -28,10 +40,16 @@ class WrongAnswerError(Exception):
 
 @dataclass(frozen=True)
 class Property:
-    """One thing that a right answer does; `trial` raises `WrongAnswerError` if it does not."""
+    """One thing that a right answer does.
+
+    Attributes:
+        name: what holds, such as "an empty cache costs nothing".
+        trial: raises `WrongAnswerError` if it does not. Gets the learner's function, or for CUDA a
+            `mkref.lessons.program.Program`.
+    """
 
     name: str
-    trial: Callable[[Answer], None]
+    trial: Callable[[Any], None]
 
 
 @dataclass(frozen=True)
@@ -42,30 +60,90 @@ class Mistake:
     says: str
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise.
+class Exercise(ABC):
+    """What all exercises have.
 
     Attributes:
         id: lesson and number, such as "01.1".
-        solution: the function that solves it, with marks around the part to be written.
         properties: what is tried, in order.
-        mistakes: answers that are recognised.
-        samples: argument tuples on which mistakes are told apart.
         then: what to think about once it is solved.
+    """
+
+    id: str
+    properties: tuple[Property, ...]
+    then: str
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of what the learner's cell defines."""
+
+    @property
+    @abstractmethod
+    def starter(self) -> str:
+        """Source of the cell that the notebook shows."""
+
+    @property
+    @abstractmethod
+    def solution_cell(self) -> str:
+        """Source of that cell with the solution in it."""
+
+    @property
+    @abstractmethod
+    def solution_text(self) -> str:
+        """What the folded solution shows."""
+
+    @property
+    @abstractmethod
+    def language(self) -> str:
+        """Of `solution_text`, as Markdown names it."""
+
+    @property
+    @abstractmethod
+    def n_mistakes(self) -> int:
+        """Number of known mistakes."""
+
+    @abstractmethod
+    def mistake(self, number: int) -> tuple[Any, str]:
+        """A known mistake as an answer, and its hint."""
+
+    @abstractmethod
+    def judge(self, answer: Any) -> tuple[Results, str]:
+        """Try all properties; results, and the hint of a recognised mistake or "".
+
+        Raises:
+            RequestError: `answer` is not what the exercise asks for.
+        """
+
+
+@dataclass(frozen=True)
+class PythonExercise(Exercise):
+    """A function to be written in Python.
+
+    Attributes:
+        id, properties, then: as of every exercise.
+        solution: the function that solves it, with marks around the part to be written.
+        mistakes: answers that are recognised.
+        samples: argument tuples on which mistakes are told apart by the number that they give; if
+            there are none, they are told apart by the messages of the properties.
     """
 
     id: str
     solution: Answer
     properties: tuple[Property, ...]
-    mistakes: tuple[Mistake, ...]
-    samples: tuple[tuple[Any, ...], ...]
-    then: str
+    mistakes: tuple[Mistake, ...] = ()
+    samples: tuple[tuple[Any, ...], ...] = ()
+    then: str = ""
 
     @property
     def name(self) -> str:
         """Name of the function that the learner writes."""
         return self.solution.__name__
+
+    @property
+    def language(self) -> str:
+        """Python."""
+        return "python"
 
     @property
     def source(self) -> str:
@@ -74,20 +152,92 @@ class Exercise:
 
     @property
     def starter(self) -> str:
-        """What the notebook shows: the solution without its marked part."""
-        return self._plain(_MARKED.sub(lambda m: textwrap.indent(BLANK, m[1]) + "\n", self.source))
+        """The solution without its marked part."""
+        return self._plain(blanked(self.source))
 
     @property
     def solution_text(self) -> str:
-        """What the folded solution shows: the solution without the marks."""
-        return self._plain(_MARKED.sub(lambda m: m[2], self.source))
+        """The solution without the marks."""
+        return self._plain(unmarked(self.source))
+
+    @property
+    def solution_cell(self) -> str:
+        """The same: a function is a cell."""
+        return self.solution_text
+
+    @property
+    def n_mistakes(self) -> int:
+        """Number of known mistakes."""
+        return len(self.mistakes)
+
+    def mistake(self, number: int) -> tuple[Answer, str]:
+        """Function and hint."""
+        return self.mistakes[number].answer, self.mistakes[number].says
+
+    def judge(self, answer: Answer) -> tuple[Results, str]:
+        """Call the function with the properties' inputs."""
+        if not callable(answer):
+            raise RequestError(f"check: give the function {self.name} itself, not {answer!r}")
+        results = self._try(answer)
+        failed = any(wrong for _, wrong in results)
+        return results, self._recognise(answer, results) if failed else ""
+
+    def _try(self, answer: Answer) -> Results:
+        return tuple((p.name, finding(p.trial, answer)) for p in self.properties)
+
+    def _recognise(self, answer: Answer, results: Results) -> str:
+        given = _numbers(answer, self.samples)
+        for mistake in self.mistakes:
+            if self.samples:
+                same = None not in given and given == _numbers(mistake.answer, self.samples)
+            else:
+                same = results == self._try(mistake.answer)
+            if same:
+                return mistake.says
+        return ""
 
     def _plain(self, source: str) -> str:
         """Without annotations, whose names a notebook would have to import first."""
         parameters = ", ".join(inspect.signature(self.solution).parameters)
         return re.sub(
-            r"^def .*:$", f"def {self.name}({parameters}):", source, count=1, flags=re.M
+            r"^def .*?:$", f"def {self.name}({parameters}):", source, count=1, flags=re.M | re.S
         ).rstrip()
+
+
+def blanked(source: str) -> str:
+    """A source without what stands between the marks.
+
+    >>> blanked("a\\n  // BEGIN SOLUTION\\n  b;\\n  // END SOLUTION\\nc\\n")
+    'a\\n  // Your code here.\\nc\\n'
+    """
+    return _MARKED.sub(lambda m: f"{m[1]}{m[2]} {BLANK}\n", source)
+
+
+def unmarked(source: str) -> str:
+    """A source with what stands between the marks, and without them."""
+    return _MARKED.sub(lambda m: m[3], source)
+
+
+def finding(trial: Callable[[Any], None], answer: Any) -> str:
+    """What went wrong, or "". An error inside the answer is a finding, not a crash."""
+    try:
+        trial(answer)
+    except WrongAnswerError as wrong:
+        return str(wrong)
+    except Exception as error:
+        return f"it stops with {type(error).__name__}: {error}"
+    return ""
+
+
+def _numbers(answer: Answer, samples: Sequence[tuple[Any, ...]]) -> list[float | None]:
+    """Nine digits of what it returns for every sample; None where that is no number."""
+    results: list[float | None] = []
+    for sample in samples:
+        try:
+            results.append(float(f"{float(answer(*sample)):.9g}"))
+        except Exception:
+            results.append(None)
+    return results
 
 
 def expect(expected: float, actual: Any, where: str, *, tolerance: float = 0.0) -> None:
@@ -103,9 +253,7 @@ def expect(expected: float, actual: Any, where: str, *, tolerance: float = 0.0) 
         WrongAnswerError: they differ.
     """
     if actual is None:
-        raise WrongAnswerError(
-            "it returns None, so nothing has been written or `return` is missing"
-        )
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
     try:
         number = float(actual)
     except (TypeError, ValueError):

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
+from mkref.lessons.exercise import (
+    Answer,
+    Mistake,
+    Property,
+    PythonExercise,
+    WrongAnswerError,
+    expect,
+)
 
 __all__ = ["EXERCISES", "waiting_share"]
 
@@ -114,7 +121,7 @@ MISTAKES = (
 )
 
 EXERCISES = (
-    Exercise(
+    PythonExercise(
         id="00.1",
         solution=waiting_share,
         properties=(

@@ -12,7 +12,14 @@ from typing import Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
 from mkref.errors import RequestError
-from mkref.lessons.exercise import Answer, Exercise, Mistake, Property, WrongAnswerError, expect
+from mkref.lessons.exercise import (
+    Answer,
+    Mistake,
+    Property,
+    PythonExercise,
+    WrongAnswerError,
+    expect,
+)
 from mkref.lessons.recorded import bench_record, evidence
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
@@ -163,7 +170,7 @@ _PROPERTIES = (
 )
 
 EXERCISES = (
-    Exercise(
+    PythonExercise(
         id="01.1",
         solution=kv_bytes,
         properties=_PROPERTIES,

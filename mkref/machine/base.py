@@ -1,27 +1,32 @@
-"""What every machine offers: load a plan and weights, run decode steps, read any buffer.
+"""The common half of the machines that run `cuda/megakernel.cu`.
 
-`Machine` is the interface that the engine uses. `KernelMachine` is the common half of the machines
-that run `cuda/megakernel.cu`: it keeps the buffers, fills in a launch's inputs and turns the
-kernel's status words into errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and
-`mkref.machine.host` add those.
+`KernelMachine` keeps the buffers, fills in a launch's inputs and turns the kernel's status words
+into errors. It knows neither CuPy nor a compiler; `mkref.machine.cuda` and `mkref.machine.host` add
+those.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mkref.errors import HangError, MachineError
+from mkref.machine.draw import check_draw, effective_bans
+from mkref.machine.draw_launch import DrawLaunch
 from mkref.machine.inputs import StepInputs, check_launch, check_stops
+from mkref.machine.interface import Machine
 from mkref.machine.launch import KernelLaunch, Launch
+from mkref.machine.sampler import Sampler
 from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from mkref.machine.draw import Draw, LogProbs
     from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
 
@@ -42,112 +47,6 @@ NOT_FINITE = 5
 WAITS = {1: "counter", 2: "bytes of ring stage", 3: "free ring stage", 4: "experts of layer"}
 
 
-class Machine(ABC):
-    """Runs decode steps of one loaded plan."""
-
-    name: str
-    plan: Plan
-    max_context: int
-
-    @abstractmethod
-    def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
-        """Make the machine ready: build the kernel, allocate and poison the buffers.
-
-        Args:
-            plan: verified by the caller.
-            weights: packed weights; kept by reference where the machine can read them in place.
-            max_context: longest sequence in tokens.
-        """
-
-    @abstractmethod
-    def start(
-        self,
-        inputs: StepInputs,
-        n_steps: int = 1,
-        *,
-        stop_ids: np.ndarray | None = None,
-        stop_after: int = 0,
-    ) -> Launch:
-        """Begin up to `n_steps` decode steps; iterate for the tokens of each as they come.
-
-        Step `t` feeds every row at `positions + t`: the first the given tokens, a later one those
-        that came out of the step before. One launch is under way at a time: starting the next one,
-        or reading or writing a buffer, ends an earlier one after the step that it is at.
-
-        Args:
-            inputs: of the first step; `page_table` must cover all steps.
-            n_steps: 1 to 256.
-            stop_ids: int32 [rows, 8], token ids after which a row counts as stopped; -1 is none.
-            stop_after: end when so many rows have stopped, 0 for never. All rows go on until then.
-
-        Raises:
-            MachineError: bad inputs.
-        """
-
-    def decode(
-        self,
-        inputs: StepInputs,
-        n_steps: int = 1,
-        *,
-        stop_ids: np.ndarray | None = None,
-        stop_after: int = 0,
-        on_tokens: Callable[[int, np.ndarray], bool] | None = None,
-    ) -> np.ndarray:
-        """Run up to `n_steps` steps to their end; int32 [steps done, rows], the tokens.
-
-        Args:
-            inputs, n_steps, stop_ids, stop_after: as for `start`.
-            on_tokens: called with the step, counted from 0, and its tokens, int32 [rows], while the
-                kernel goes on where the machine can; True asks for an end after the step that is
-                running, so a step or two more may come.
-
-        Raises:
-            HangError: a wait inside the kernel ran out.
-            MachineError: bad inputs, or logits that are not finite.
-        """
-        launch = self.start(inputs, n_steps, stop_ids=stop_ids, stop_after=stop_after)
-        done: list[np.ndarray] = []
-        try:
-            for tokens in launch:
-                done.append(tokens)
-                if on_tokens is not None and on_tokens(len(done) - 1, tokens):
-                    launch.cancel()
-        finally:
-            launch.close()
-        return np.stack(done)
-
-    def step(self, inputs: StepInputs) -> np.ndarray:
-        """Run one decode step; int32 [rows], the next token of each row. Errors as in `decode`."""
-        launch = self.start(inputs)
-        try:
-            return next(launch)
-        finally:
-            launch.close()
-
-    @abstractmethod
-    def read(self, name: str) -> np.ndarray:
-        """A copy of one buffer of `mkref.plan.buffers`."""
-
-    @abstractmethod
-    def write(self, name: str, array: np.ndarray) -> None:
-        """Overwrite one buffer."""
-
-    def logits(self, rows: int) -> np.ndarray:
-        """Logits of the last step: float32 [rows, V]."""
-        return self.read("logits")[:rows]
-
-    def stamps(self) -> np.ndarray | None:
-        """Time stamps of the last step, uint64 [n_tasks, 4] in ns, or None if not traced.
-
-        Columns: consumers took the task; its inputs were ready; its outputs were signalled; the
-        loader had issued its last copy.
-        """
-        return None
-
-    def close(self) -> None:  # noqa: B027 - a machine without memory of its own has nothing to do
-        """Give memory back."""
-
-
 def rope_table(plan: Plan, max_context: int) -> np.ndarray:
     """cos and sin for all positions: float32 [max_context, D/2, 2]."""
     cos, sin = rotary_table(np.arange(max_context), plan.config.head_dim, plan.config.rope_theta)
@@ -163,11 +62,14 @@ class KernelMachine(Machine):
     """Buffers and status of a machine that runs the CUDA kernel.
 
     A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build`,
-    `begin` and `wait` to run the kernel. One that has a GPU also overrides `allocate_shared`,
-    `send` and `status`, so that a launch costs the host one copy there and one back.
+    `begin`, `begin_draw` and `wait` to run the kernels. One that has a GPU also overrides
+    `allocate_shared`, `send` and `status`, so that a launch costs the host one copy there and one
+    back.
     """
 
     timeout_s: float = 2.0
+    steps_ahead: int = 1
+    """Steps of a launch that draws that are queued beyond those whose tokens have been taken."""
 
     def __init__(self, *, trace: bool = False) -> None:
         self.trace = trace
@@ -177,6 +79,8 @@ class KernelMachine(Machine):
         self.steps = 0  # that the counters have seen
         self.unfinished = False  # the last launch did not end as it should
         self.under_way: KernelLaunch | None = None
+        self.draws = False  # does the sampler draw the tokens of the last launch?
+        self._sampler: Sampler | None = None  # its memory is taken at the first draw
         self._params = np.zeros(1, PARAMS_DTYPE)
         self._staging = np.zeros(0, np.uint8)  # the inputs' block as the kernel has it
         self._staged: dict[str, np.ndarray] = {}  # views of its members
@@ -191,6 +95,10 @@ class KernelMachine(Machine):
     @abstractmethod
     def begin(self, params: np.ndarray) -> None:
         """Start the kernel on one `PARAMS_DTYPE` record; it may also run it to the end."""
+
+    @abstractmethod
+    def begin_draw(self, sampler: Sampler, step: int) -> None:
+        """Start the kernels of `cuda/sampler.cu` for this step behind what `begin` started."""
 
     @abstractmethod
     def wait(self, seen: int) -> bool:
@@ -220,9 +128,9 @@ class KernelMachine(Machine):
         """Bytes that NumPy and the kernel see at the same address, all 0xFF."""
         return np.full(n_bytes, 0xFF, np.uint8)
 
-    def send(self, staging: np.ndarray, n_bytes: int) -> None:
-        """Copy the first bytes of the staged inputs to the block that the kernel reads."""
-        self.put(self.buffers["inputs"], staging[:n_bytes])
+    def send(self, staging: np.ndarray, n_bytes: int, name: str = "inputs") -> None:
+        """Copy the first bytes of a staged block to the block that the kernel reads."""
+        self.put(self.buffers[name], staging[:n_bytes])
 
     def status(self) -> np.ndarray:
         """The status words after a launch."""
@@ -232,6 +140,7 @@ class KernelMachine(Machine):
         """Build, allocate, poison, and write what never changes."""
         self.settle()
         self.plan, self.max_context, self.steps, self.unfinished = plan, max_context, 0, False
+        self._sampler = None
         self.build(plan)
         self.table = buffer_table(plan, max_context)
         self.buffers = dict(zip(("weights", "gammas"), self.weights_memory(weights), strict=True))
@@ -278,10 +187,14 @@ class KernelMachine(Machine):
         *,
         stop_ids: np.ndarray | None = None,
         stop_after: int = 0,
+        draw: Draw | None = None,
     ) -> KernelLaunch:
         """Send the inputs that changed in one copy, and start the kernel."""
         check_launch(inputs, self.plan, self.max_context, n_steps)
         check_stops(stop_ids, stop_after, inputs.rows)
+        if draw is not None:
+            known = None if self._sampler is None else self._sampler.known
+            check_draw(draw, inputs, n_steps, self.plan.config.vocab_size, known)
         self.settle()
         if self.unfinished:
             # A hang, Ctrl-C or an error left the counters half way, and perhaps a report; the
@@ -295,10 +208,40 @@ class KernelMachine(Machine):
         params["n_steps"], params["stop_after"] = n_steps, stop_after
         params["timeout_ns"] = int(self.timeout_s * 1e9)
         self.shared["progress"][:] = 0
-        self.unfinished = True
-        self.under_way = KernelLaunch(self, inputs.rows, n_steps)
+        self.unfinished, self.draws = True, draw is not None
+        if draw is None:
+            self.under_way = KernelLaunch(self, inputs.rows, n_steps)
+            self.begin(params)
+            return self.under_way
+        bans = effective_bans(draw, inputs, stop_ids, self.plan.config.vocab_size)
+        self.sampler.send(draw, bans, stop_after)
+        self.under_way = launch = DrawLaunch(self, inputs.rows, n_steps)
+        launch.queue()
+        return launch
+
+    @property
+    def sampler(self) -> Sampler:
+        """The sampler, made when it is first asked for."""
+        if self._sampler is None:
+            self._sampler = Sampler(self)
+        return self._sampler
+
+    def queue_step(self, step: int) -> None:
+        """Start the kernel for one step of a launch that draws, and the sampler behind it."""
+        params = self._params.copy()
+        params["step"], params["n_steps"], params["stop_after"] = self.steps + step, 1, 0
+        self.sampler.redirect(params)
         self.begin(params)
-        return self.under_way
+        self.begin_draw(self.sampler, step)
+
+    def told(self, step: int) -> LogProbs | None:
+        """Log probabilities of a finished step of the launch under way, if asked for."""
+        return self.sampler.told(step)
+
+    def set_counts(self, row: int, prompt_ids: ArrayLike, output_ids: ArrayLike) -> None:
+        """See `Machine.set_counts`."""
+        self.settle()
+        self.sampler.count(row, prompt_ids, output_ids)
 
     def settle(self) -> None:
         """End a launch that is under way; it keeps the tokens of its finished steps."""
@@ -389,3 +332,4 @@ class KernelMachine(Machine):
         self.buffers.clear()
         self.shared.clear()
         self._staged.clear()
+        self._sampler = None

@@ -22,6 +22,7 @@ from mkref.errors import MachineError
 from mkref.machine.base import KernelMachine
 from mkref.machine.cache import cached
 from mkref.machine.nvrtc import OPTIONS, architecture, compile_cubin
+from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
 from mkref.machine.source import THREADS, Ring, kernel_source, ring_for, shared_bytes
 from mkref.plan.buffers import STATUS_WORDS
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
 
+DRAW_THREADS = 512
+DRAW_BLOCKS = (16, 32)
+"""Threads of a block of the sampler; fewest and most blocks of a row."""
 POLL_S = 20e-6
 """Pause between two looks at the progress; the system makes about 80 us of it."""
 
@@ -93,6 +97,7 @@ class CudaMachine(KernelMachine):
     """
 
     name = "cuda"
+    steps_ahead = 2
 
     def __init__(
         self,
@@ -107,6 +112,8 @@ class CudaMachine(KernelMachine):
         self.ring_in_use: Ring | None = None
         self.kernel: Any = None
         self.block_bytes = 0
+        self.draw_blocks = 0  # of a row; 0: as many as are good
+        self._draw_kernels: dict[str, Any] = {}
         self._stream: Any = None
         self._n_steps = 0
         self._status = np.zeros(0, np.uint8)  # pinned
@@ -132,25 +139,46 @@ class CudaMachine(KernelMachine):
             trace=self.trace,
             checked=self.checked,
         )
-        arch = architecture(*_capability(cupy))
-        version = cupy.cuda.nvrtc.getVersion()
+        self.kernel = self._module("megakernel", source).get_function("megakernel")
+        self.block_bytes = shared_bytes(plan.config, ring, plan.rows)
+        self.kernel.max_dynamic_shared_size_bytes = self.block_bytes
+        self._status = self.allocate_shared(STATUS_WORDS * 4)
+
+    def _module(self, name: str, source: str) -> Any:
+        """Machine code of a source, compiled for this GPU or out of the cache."""
+        arch = architecture(*_capability(self.cupy))
+        version = self.cupy.cuda.nvrtc.getVersion()
         key = hashlib.sha256(f"{source}{arch}{OPTIONS}{version}".encode()).hexdigest()
 
         def compile_into(file: Path) -> None:
             file.write_bytes(compile_cubin(source, arch)[0])
 
-        path = cached(f"megakernel-{arch}-{key[:20]}.cubin", compile_into)
-        self.kernel = cupy.RawModule(path=str(path)).get_function("megakernel")
-        self.block_bytes = shared_bytes(plan.config, ring, plan.rows)
-        self.kernel.max_dynamic_shared_size_bytes = self.block_bytes
-        self._status = self.allocate_shared(STATUS_WORDS * 4)
+        path = cached(f"{name}-{arch}-{key[:20]}.cubin", compile_into)
+        return self.cupy.RawModule(path=str(path))
 
     def begin(self, params: np.ndarray) -> None:
         """Queue the kernel and, behind it, the copy of its status."""
         self._stream = self.cupy.cuda.get_current_stream()
         self._n_steps = int(params["n_steps"][0])
         self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.block_bytes)
+        if self.draws:
+            return  # the sampler tells, so that no copy stands between two steps
         self._copy(self._status.ctypes.data, self.address(self.buffers["status"]), STATUS_WORDS * 4)
+
+    def begin_draw(self, sampler: Sampler, step: int) -> None:
+        """Queue the sampler's kernels behind the kernel; each row gets its share of the SMs."""
+        if not self._draw_kernels:
+            module = self._module("sampler", sampler_source())
+            names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
+            self._draw_kernels = {name: module.get_function(name) for name in names}
+        record = sampler.record(step)
+        rows = sampler.draw.rows
+        fewest, most = DRAW_BLOCKS
+        blocks = self.draw_blocks or min(most, max(fewest, 2 * self.plan.n_sm // rows))
+        for name in sampler.kernels():
+            kernel = self._draw_kernels[name]
+            kernel((blocks, rows), (DRAW_THREADS,), (record,), shared_mem=SHARED_BYTES)
+        self._n_steps = step + 1
 
     def wait(self, seen: int) -> bool:
         """Look at the progress now and then; the end of the last step is waited for."""
@@ -167,9 +195,9 @@ class CudaMachine(KernelMachine):
             raise MachineError(f"cuda: the launch failed ({error})") from error
         return False
 
-    def send(self, staging: np.ndarray, n_bytes: int) -> None:
+    def send(self, staging: np.ndarray, n_bytes: int, name: str = "inputs") -> None:
         """One copy that the host does not wait for; the kernel is queued behind it."""
-        self._copy(self.address(self.buffers["inputs"]), staging.ctypes.data, n_bytes)
+        self._copy(self.address(self.buffers[name]), staging.ctypes.data, n_bytes)
 
     def _copy(self, to: int, source: int, n_bytes: int) -> None:
         """Queue a copy between pinned and device memory, in either direction."""
@@ -178,8 +206,8 @@ class CudaMachine(KernelMachine):
         runtime.memcpyAsync(to, source, n_bytes, runtime.memcpyDefault, stream)
 
     def status(self) -> np.ndarray:
-        """What the copy behind the kernel brought."""
-        return self._status.view(np.int32)
+        """What the copy behind the kernel brought, or the sampler."""
+        return self.sampler.host["status_out"] if self.draws else self._status.view(np.int32)
 
     def allocate_shared(self, n_bytes: int) -> np.ndarray:
         """Pinned memory; host and device use the same address for it."""
@@ -228,4 +256,5 @@ class CudaMachine(KernelMachine):
         """Give device memory back to the driver."""
         super().close()
         self.kernel = None
+        self._draw_kernels = {}
         self.cupy.get_default_memory_pool().free_all_blocks()

@@ -13,6 +13,7 @@ import numpy as np
 from mkref.errors import MkrefError
 from mkref.machine.base import KernelMachine
 from mkref.machine.hostcc import HostModule, build
+from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
 from mkref.machine.source import THREADS, Ring, kernel_source, shared_bytes
 from mkref.plan.buffers import Buffer
 
@@ -43,6 +44,8 @@ class HostMachine(KernelMachine):
 
     name = "host"
     timeout_s = 60.0
+    draw_shape = (2, 64)
+    """Blocks of a row, and threads of a block, of the sampler's kernels."""
 
     def __init__(
         self, *, trace: bool = False, ring: Ring = HOST_RING, workers: int = 0, seed: int = 0
@@ -51,6 +54,7 @@ class HostMachine(KernelMachine):
         self.ring, self.workers, self.seed = ring, workers, seed
         self.module: HostModule | None = None
         self.kernel: Any = None
+        self._draw_module: HostModule | None = None
         self._over: Event | None = None
         self._failure: MkrefError | None = None
 
@@ -77,6 +81,29 @@ class HostMachine(KernelMachine):
             self._failure = error
         finally:
             over.set()
+
+    def begin_draw(self, sampler: Sampler, step: int) -> None:
+        """Run the sampler, unless the kernel before it has failed."""
+        if self._failure is not None:
+            return
+        if self._draw_module is None:
+            self._draw_module = build(sampler_source(), name="sampler")
+        for name in sampler.kernels():
+            self.launch_draw(name, sampler.draw.rows, sampler.record(step))
+
+    def launch_draw(self, name: str, rows: int, record: np.ndarray) -> None:
+        """Run one kernel of the sampler, to its end."""
+        assert self._draw_module is not None, "begin_draw has built it"
+        blocks, threads = self.draw_shape
+        self._draw_module.get_function(name)(
+            (blocks, rows),
+            (threads,),
+            (record[0],),
+            shared_mem=SHARED_BYTES,
+            workers=self.workers,
+            seed=self.seed,
+            timeout_s=self.timeout_s,
+        )
 
     def launch(self, params: np.ndarray) -> None:
         """Run the grid on the worker threads, to its end."""

@@ -16,9 +16,12 @@ import numpy.typing as npt
 
 from mkref.errors import MachineError, PlanError
 from mkref.machine.base import KernelMachine
+from mkref.machine.draw_rows import draw_rows
 from mkref.plan.interpret import Interpreter
+from mkref.plan.runtime import launch_ends
 
 if TYPE_CHECKING:
+    from mkref.machine.sampler import Sampler
     from mkref.plan.buffers import Buffer
     from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
@@ -87,6 +90,49 @@ class InterpreterMachine(KernelMachine):
             yield
             if interpreter.ends(rows, i, stop_after):
                 return
+
+    def begin_draw(self, sampler: Sampler, step: int) -> None:
+        """Interpret the step that `begin` has left to do, and draw in NumPy.
+
+        What `cuda/sampler.cu` leaves for the next step and for the host is left here, too.
+        """
+        assert self.interpreter is not None, "begin has looked"
+        b, rows = self.interpreter.buffers, sampler.draw.rows
+        shared = {name: b[name] for name in ("tokens_out", "progress")}
+        done = int(shared["progress"][0])
+        b.update(tokens_out=np.zeros((1, self.plan.rows), np.int32), progress=np.zeros(2, np.int32))
+        try:
+            self.wait(0)
+        finally:
+            b.update(shared)
+            shared["progress"][0] = done  # whatever happened
+        if b["status"][0] or shared["progress"][1]:
+            return
+        tokens, told = draw_rows(
+            b["logits"][:rows],
+            sampler.draw,
+            temperatures=b["temperatures"],
+            seeds=b["seeds"].view(np.uint64)[:, 0],
+            positions=b["positions"],
+            stop_ids=b["stop_ids"],
+            ban_until=sampler.ban_until,
+            counts=self.buffers["counts"].view(np.uint16).reshape(self.plan.rows, -1),
+        )
+        shared["tokens_out"][step, :rows] = tokens
+        host = sampler.host
+        for name, array in (
+            ("logprobs", told.token),
+            ("logprob_ids", told.top_ids),
+            ("logprob_tops", told.top),
+        ):
+            host[name][step, :rows] = array
+        drawn = shared["tokens_out"][: step + 1, :rows]
+        if launch_ends(drawn, b["stop_ids"][:rows], sampler.stop_after, cancelled=False):
+            shared["progress"][1] = 1
+        else:
+            b["tokens"][:rows] = tokens
+            b["positions"][:rows] += 1
+        shared["progress"][0] = step + 1
 
     def wait(self, seen: int) -> bool:
         """Interpret the next step; True if there is none."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from mkref.errors import MachineError, MkrefError
+
+if TYPE_CHECKING:
+    from mkref.machine.draw import LogProbs
 
 __all__ = ["KernelLaunch", "Launch", "LazyLaunch"]
 
@@ -25,12 +28,14 @@ class Launch(ABC, Iterator[np.ndarray]):
 
     Attributes:
         n_steps: steps that were asked for; stop ids or `cancel` may end it earlier.
+        logprobs: of the tokens that came last, if somebody asked for some (`Draw.logprobs`).
 
     Raises:
         MachineError: while iterating, after the last step that went well: the launch failed.
     """
 
     n_steps: int
+    logprobs: LogProbs | None = None
 
     def __iter__(self) -> Launch:
         return self
@@ -48,15 +53,18 @@ class LazyLaunch(Launch):
     """Steps that run only when their tokens are asked for, so nothing is ever under way.
 
     Args:
-        steps: a generator of the tokens.
+        steps: a generator of the tokens and their log probabilities.
         n_steps: how many it has at most.
     """
 
-    def __init__(self, steps: Generator[np.ndarray, None, None], n_steps: int) -> None:
+    def __init__(
+        self, steps: Generator[tuple[np.ndarray, LogProbs | None], None, None], n_steps: int
+    ) -> None:
         self._steps, self.n_steps = steps, n_steps
 
     def __next__(self) -> np.ndarray:
-        return next(self._steps)
+        tokens, self.logprobs = next(self._steps)
+        return tokens
 
     def cancel(self) -> None:
         """See `Launch.cancel`: no step is running, so this is the end."""
@@ -139,6 +147,10 @@ class KernelLaunch(Launch):
             return int(self._machine.shared["progress"][0])
         return len(self._tokens)
 
+    def _n_run(self) -> int:
+        """Steps that the counters have seen, once it has ended."""
+        return self._n_done()
+
     def _raise_error(self) -> None:
         error, self._error = self._error, None
         if error is not None:
@@ -161,7 +173,7 @@ class KernelLaunch(Launch):
         machine = self._machine
         self._tokens = machine.shared["tokens_out"][: self._n_done(), : self._rows].copy()
         machine.under_way = None
-        machine.steps += len(self._tokens)
+        machine.steps += self._n_run()
         try:
             if self._error is None:
                 machine.check_status()

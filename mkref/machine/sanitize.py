@@ -151,6 +151,7 @@ def run_sanitized(
     timeout_s: float = 300.0,
     stack_bytes: int = 0,
     cache_dir: Path | None = None,
+    unit: str = "",
 ) -> tuple[int, str]:
     """Launch kernel `name` of a source text once, in an instrumented program.
 
@@ -162,13 +163,14 @@ def run_sanitized(
         sanitize: "thread", "address" (with undefined behaviour), or None for a plain program.
         buffers: arrays whose addresses stand in structured arguments. Every 8-byte word of an
             argument that points into one of them, or into an array argument, is adjusted.
+        unit: name of the source text, so that its kernels share a program; else the kernel's.
 
     Returns:
         Return code and text: 0 clean; `TSAN_EXIT` or `ASAN_EXIT`; or a launch's code (1 deadlock,
         2 divergence, 3 time limit, 4 misuse, 5 bad launch).
     """
     program = build_program(
-        source, name=name, defines=defines, sanitize=sanitize, cache_dir=cache_dir
+        source, name=unit or name, defines=defines, sanitize=sanitize, cache_dir=cache_dir
     )
     arrays = [a for a in (*args, *buffers) if isinstance(a, np.ndarray)]
     ranges = _merge(arrays)

@@ -20,16 +20,23 @@ import torch
 from torch import Tensor
 
 from mkref.errors import MachineError
-from mkref.machine.base import Machine, StepInputs
-from mkref.machine.inputs import check_launch, check_stops
+from mkref.machine.draw import check_draw, effective_bans
+from mkref.machine.draw_rows import draw_rows
+from mkref.machine.inputs import StepInputs, check_launch, check_stops
+from mkref.machine.interface import Machine
 from mkref.machine.launch import Launch, LazyLaunch
+from mkref.machine.sampler import check_counts
 from mkref.plan.buffers import STOP_IDS
 from mkref.plan.build import PAGE, Plan
 from mkref.plan.runtime import launch_ends
+from mkref.reference.drawing import counted
 from mkref.reference.model import KVCache, Reference
 from mkref.reference.sampling import sample
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from mkref.machine.draw import Draw, LogProbs
     from mkref.weights.packed import PackedWeights
 
 __all__ = ["TorchMachine"]
@@ -129,25 +136,28 @@ class TorchMachine(Machine):
         self.reference: Reference | None = None
         self._pools: dict[int, tuple[Tensor, Tensor]] = {}
         self._logits = np.zeros((0, 0), np.float32)
+        self._counts = np.zeros((0, 0), np.uint16)
 
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
         """See `Machine.load`; nothing is built."""
         self.plan, self.max_context = plan, max_context
         self._pools = {}
+        self._counts = np.zeros((plan.rows, plan.config.vocab_size), np.uint16)
         tensors: Mapping[str, Tensor] = weights
         if weights.tiles.nbytes <= UNPACK_BYTES:
             tensors = {name: weights[name] for name in weights}
         self.reference = Reference(plan.config, tensors, dtype=self.dtype, numerics=self.numerics)
 
-    def prefill(self, tokens: Sequence[int], page_table: np.ndarray) -> None:
-        """Put the first tokens of a sequence into the cache, all at once.
+    def prefill(self, tokens: Sequence[int], page_table: np.ndarray, position: int = 0) -> None:
+        """Put tokens of a sequence into the cache, all at once.
 
         Args:
-            tokens: token ids of positions 0, 1, ...
+            tokens: token ids of `position`, `position + 1`, ...
             page_table: int32 [2, pages] of the sequence; it needs no page for tokens that no later
                 token of a sliding layer sees.
+            position: of the first of them; those before are in the cache.
         """
-        self._forward(tokens, page_table, 0)
+        self._forward(tokens, page_table, position)
 
     def start(
         self,
@@ -156,26 +166,45 @@ class TorchMachine(Machine):
         *,
         stop_ids: np.ndarray | None = None,
         stop_after: int = 0,
+        draw: Draw | None = None,
     ) -> Launch:
         """See `Machine.start`; each step runs when its tokens are asked for."""
         check_launch(inputs, self.plan, self.max_context, n_steps)
         check_stops(stop_ids, stop_after, inputs.rows)
-        if stop_ids is None:
-            stop_ids = np.full((inputs.rows, STOP_IDS), -1)
-        return LazyLaunch(self._steps(inputs, n_steps, stop_ids, stop_after), n_steps)
+        if draw is not None:
+            check_draw(draw, inputs, n_steps, self.plan.config.vocab_size)
+        return LazyLaunch(self._steps(inputs, n_steps, stop_ids, stop_after, draw), n_steps)
+
+    def set_counts(self, row: int, prompt_ids: ArrayLike, output_ids: ArrayLike) -> None:
+        """See `Machine.set_counts`."""
+        rows, vocab = self._counts.shape
+        check_counts(row, prompt_ids, output_ids, rows, vocab)
+        self._counts[row] = counted(prompt_ids, output_ids, vocab)
 
     def _steps(
-        self, inputs: StepInputs, n_steps: int, stop_ids: np.ndarray, stop_after: int
-    ) -> Generator[np.ndarray, None, None]:
+        self,
+        inputs: StepInputs,
+        n_steps: int,
+        stop_ids: np.ndarray | None,
+        stop_after: int,
+        draw: Draw | None,
+    ) -> Generator[tuple[np.ndarray, LogProbs | None], None, None]:
+        bans = None
+        if draw is not None:
+            bans = effective_bans(draw, inputs, stop_ids, self.plan.config.vocab_size)
+        if stop_ids is None:
+            stop_ids = np.full((inputs.rows, STOP_IDS), -1)
         drawn: list[np.ndarray] = []
         for step in range(n_steps):
-            drawn.append(self._step(inputs, drawn[-1] if drawn else inputs.tokens, step))
-            yield drawn[-1]
+            self._step(inputs, drawn[-1] if drawn else inputs.tokens, step)
+            tokens, told = self._draw(inputs, step, stop_ids, draw, bans)
+            drawn.append(tokens)
+            yield tokens, told
             if launch_ends(np.stack(drawn), stop_ids, stop_after, cancelled=False):
                 return
 
-    def _step(self, inputs: StepInputs, tokens: np.ndarray, step: int) -> np.ndarray:
-        """One step, row by row: a row sees the keys of those before it (`StepInputs.earlier`)."""
+    def _step(self, inputs: StepInputs, tokens: np.ndarray, step: int) -> None:
+        """Logits, row by row: a row sees the keys of those before it (`StepInputs.earlier`)."""
         rows, positions = range(inputs.rows), (inputs.positions + step).tolist()
         self._logits = np.stack(
             [
@@ -189,13 +218,36 @@ class TorchMachine(Machine):
                     f"logits: row {row} is not finite; "
                     "the weights or the KV cache hold NaN or infinity"
                 )
+
+    def _draw(
+        self,
+        inputs: StepInputs,
+        step: int,
+        stop_ids: np.ndarray,
+        draw: Draw | None,
+        bans: np.ndarray | None,
+    ) -> tuple[np.ndarray, LogProbs | None]:
+        """The tokens of all rows."""
+        positions = inputs.positions + step
         temperatures = inputs.temperatures if len(inputs.temperatures) else np.zeros(inputs.rows)
         seeds = inputs.seeds if len(inputs.seeds) else np.zeros(inputs.rows, np.uint64)
-        drawn = [
-            sample(self._logits[row], temperatures[row], int(seeds[row]), positions[row])
-            for row in rows
-        ]
-        return np.asarray(drawn, np.int32)
+        if draw is None or bans is None:
+            drawn = [
+                sample(self._logits[row], temperatures[row], int(seeds[row]), int(positions[row]))
+                for row in range(inputs.rows)
+            ]
+            return np.asarray(drawn, np.int32), None
+        tokens, told = draw_rows(
+            self._logits,
+            draw,
+            temperatures=temperatures,
+            seeds=seeds,
+            positions=positions,
+            stop_ids=stop_ids,
+            ban_until=bans,
+            counts=self._counts,
+        )
+        return tokens, told if (draw.logprobs >= 0).any() else None
 
     def _forward(self, tokens: Sequence[int], pages: np.ndarray, position: int) -> np.ndarray:
         """Feed tokens at `position`, `position + 1` ...: logits of the last, float32 [V]."""

@@ -4,7 +4,7 @@ A largest value with the lower id on a tie is one comparison of integers (`order
 numbers are a pure function of (seed, position, token id): no state, so a token does not depend on
 the batch, the slot or the order of anything.
 
-What it does not do: top-p, penalties or any other filter.
+What it does not do: top-p, penalties or any other filter; `mkref.reference.drawing` does.
 
 Sources: Philox, Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 

@@ -58,10 +58,21 @@ class Svg:
         )
         return f"url(#{key})"
 
-    def path(self, data: str, fill: str, *, stroke: str = "none", width: float = 0.5) -> None:
-        """Path data in one style."""
+    def path(
+        self,
+        data: str,
+        fill: str,
+        *,
+        stroke: str = "none",
+        width: float = 0.5,
+        dash: str = "",
+        opacity: float = 1.0,
+    ) -> None:
+        """Path data in one style; `dash` is lengths of strokes and gaps."""
+        more = f' stroke-dasharray="{dash}"' if dash else ""
+        more += f' opacity="{opacity:g}"' if opacity != 1 else ""
         self._body.append(
-            f'<path d="{data}" fill="{fill}" stroke="{stroke}" stroke-width="{width:g}"/>'
+            f'<path d="{data}" fill="{fill}" stroke="{stroke}" stroke-width="{width:g}"{more}/>'
         )
 
     def rect(

@@ -1,22 +1,27 @@
 // The SM timeline in the browser: one row per SM, one bar per task, hatched where the SM waits.
-// What ran beside the other tasks of its SM has a thin lane under them.
+// What ran beside the other tasks of its SM has a thin lane under them. Two runs share the picture:
+// A and B over one another on every SM, or in two panels.
 //
-// `widget.py` joins data.js, draw.js, move.js and page.js, in this order, into the one module that
-// anywidget loads, and packs the trace into one int32 array. Bars are drawn on a canvas: a step has
-// tens of thousands of them, too many for SVG elements. No library, no network.
+// `widget.py` joins data.js, layout.js, edges.js, draw.js, move.js, mouse.js, parts.js and page.js, in this
+// order, into the one module that anywidget loads, and packs the runs into one int32 array. Bars
+// are drawn on a canvas: a step has tens of thousands of them, too many for SVG elements. No
+// library, no network.
 //
-// This part: sizes, the trace, colours and patterns, and a task in words.
+// This part: sizes, the runs, colours and patterns, and a task in words.
 
-const GUTTER = 64; // pixels on the left for "SM 12"
+const GUTTER = 70; // pixels on the left for "SM 131 A"
 const AXIS = 26; // pixels below the rows for times
 const MAX_HEIGHT = 480; // of all rows; more rows scroll
 const TALL = 26; // row height at which letters fit
+const TITLE = 18; // height of a panel's title
 const LOADER = 4; // height of the loader's strip inside a row
 const SIDE = 5; // height of the lane of what ran beside
 const MIN_SPAN = 100; // ns: the closest zoom
+const FONT = "11px DejaVu Sans, Verdana, sans-serif";
 
-// Columns of the packed array by name, times in ns, and per SM the range of its tasks, which lie
-// SM after SM; `turns` are those that ran one after another, `sides` those that ran beside them.
+// Columns of the packed array by name, times in ns. A lane is an SM of a run, number
+// run * n_sm + sm, with the range of its tasks, which lie lane after lane; `turns` are those that
+// ran one after another, `sides` those that ran beside them.
 function unpack(meta, view) {
   const n_fields = meta.fields.length;
   const words = new Int32Array(
@@ -32,22 +37,24 @@ function unpack(meta, view) {
       data[name][i] = isTime && v >= 0 ? v * meta.unit_ns : v;
     }
   });
-  data.lanes = Array.from({ length: meta.n_sm }, () => [n, n]);
+  data.laneOf = (i) => data.run[i] * meta.n_sm + data.sm[i];
+  data.lanes = Array.from({ length: meta.n_sm * meta.runs.length }, () => [n, n]);
+  data.rowOfTask = new Map();
   for (let i = n - 1; i >= 0; i--) {
-    const lane = data.lanes[data.sm[i]];
+    const lane = data.lanes[data.laneOf(i)];
     if (lane[0] === n && lane[1] === n) lane[1] = i + 1;
     lane[0] = i;
+    data.rowOfTask.set(data.task[i], i);
   }
-  const beside = meta.ops.map((op) => op.beside);
   const pick = (side) =>
     data.lanes.map(([first, last]) => {
       const tasks = [];
-      for (let i = first; i < last; i++) if (beside[data.op[i]] === side) tasks.push(i);
+      for (let i = first; i < last; i++) if (data.beside[i] === side) tasks.push(i);
       return tasks;
     });
-  data.turns = pick(false);
-  data.sides = pick(true);
-  data.hasSides = beside.includes(true);
+  data.turns = pick(0);
+  data.sides = pick(1);
+  data.hasSides = data.beside.includes(1);
   return data;
 }
 
@@ -61,14 +68,6 @@ function firstAfter(data, tasks, t) {
     else low = middle + 1;
   }
   return low;
-}
-
-// Heights of the parts of a row: bars, lane of what ran beside, loader's strip; 0 for none.
-function rowParts(state) {
-  const gap = state.row > 8 ? 3 : state.row > 3 ? 1 : 0;
-  const side = state.data.hasSides && state.row > 10 ? SIDE : 0;
-  const strip = state.loader && state.row > 10 ? LOADER + 1 : 0;
-  return { bars: state.row - gap - strip - side, side, strip };
 }
 
 function pattern(context, base, path, stroke) {
@@ -100,6 +99,9 @@ function formatNs(ns) {
   return `${Math.round(ns)} ns`;
 }
 
+const twoRuns = (meta) => meta.runs.length > 1;
+const letterOf = (state, i) => (twoRuns(state.meta) ? `${state.meta.runs[state.data.run[i]].letter}, ` : "");
+
 function words(state) {
   const { data, meta, selected: i } = state;
   if (i < 0)
@@ -112,8 +114,22 @@ function words(state) {
       ? `, its last copy was issued at ${formatNs(data.issued[i])}`
       : "";
   return (
-    `SM ${data.sm[i]}, ${op}, layer ${data.layer[i]}, first ${data.first[i]}, count ${data.count[i]}: ` +
+    `${letterOf(state, i)}SM ${data.sm[i]}, ${op}, layer ${data.layer[i]}, first ${data.first[i]}, count ${data.count[i]}: ` +
     `seen at ${formatNs(data.begin[i])}, waited ${formatNs(wait)}${on}, ` +
-    `worked ${formatNs(data.end[i] - data.ready[i])}, done at ${formatNs(data.end[i])}${issued}.`
+    `worked ${formatNs(data.end[i] - data.ready[i])}, done at ${formatNs(data.end[i])}${issued}.` +
+    twinWords(state, i)
+  );
+}
+
+// The same task in the other run.
+function twinWords(state, i) {
+  const { data, meta } = state;
+  if (!twoRuns(meta)) return "";
+  const other = meta.runs[1 - data.run[i]].letter;
+  const k = data.twin[i];
+  if (k < 0) return ` ${other} has no such task.`;
+  return (
+    ` In ${other} it waited ${formatNs(data.ready[k] - data.begin[k])}, ` +
+    `worked ${formatNs(data.end[k] - data.ready[k])}, done at ${formatNs(data.end[k])}.`
   );
 }

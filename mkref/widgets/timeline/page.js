@@ -1,45 +1,5 @@
 // The page: elements, keys (those of Perfetto), mouse, and what is shared with Python.
 
-const HELP = [
-  ["W S", "zoom in, out"],
-  ["A D", "pan left, right"],
-  [". ,", "next, previous task of the SM"],
-  ["↑ ↓", "the SM above, below"],
-  ["F", "fit the selected task"],
-  ["0", "the whole step"],
-  ["L", "loader strips on, off"],
-  ["V", "all SMs at once, or rows with letters"],
-  ["Esc", "select nothing"],
-  ["?", "this list"],
-  ["mouse", "click selects, drag pans, Ctrl + wheel zooms, wheel scrolls the rows"],
-];
-
-function element(parent, tag, attributes = {}, text = "") {
-  const e = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
-  e.textContent = text;
-  parent.append(e);
-  return e;
-}
-
-function legend(parent, meta, look) {
-  const list = element(parent, "ul", { class: "legend", "aria-label": "legend" });
-  const entry = (name, fill, letter, ink) => {
-    const item = element(list, "li");
-    const swatch = element(item, "canvas", { width: 22, height: 15, "aria-hidden": "true" });
-    const c = swatch.getContext("2d");
-    c.fillStyle = fill;
-    c.fillRect(0, 0, 22, 15);
-    c.font = "11px DejaVu Sans, Verdana, sans-serif";
-    c.textAlign = "center";
-    c.fillStyle = ink;
-    c.fillText(letter, 11, 12);
-    element(item, "span", {}, name);
-  };
-  meta.ops.forEach((op, k) => entry(op.name, look.ops[k], op.letter, op.ink));
-  entry("waits for inputs", look.wait, "", "#000000");
-}
-
 function render({ model, el }) {
   const meta = model.get("meta");
   const root = element(el, "div", { class: "mkref-timeline" });
@@ -58,52 +18,63 @@ function render({ model, el }) {
     "aria-label": meta.summary,
   });
   const context = canvas.getContext("2d");
-  const look = looks(context, meta);
   const data = unpack(meta, model.get("tasks"));
   const state = {
     meta,
     data,
     canvas,
     context,
-    look,
-    selected: model.get("selected"),
+    look: looks(context, meta),
+    index: indexEdges(meta, data),
+    selected: -1,
     t0: 0,
     t1: Math.max(meta.span_ns * 1.02, MIN_SPAN),
     scroll: 0,
     width: 0,
     loader: true,
+    edges: true,
+    path: model.get("path"),
+    apart: false,
   };
-  legend(legendPlace, meta, look);
+  legend(legendPlace, meta, state.look);
 
-  const bar = element(stage, "div", { class: "bar" });
+  const bar = element(stage, "div", { class: "bar", role: "toolbar", "aria-label": "view" });
   const detail = element(stage, "p", { class: "detail", "aria-live": "polite" });
-  const help = element(stage, "div", { class: "help" });
-  help.hidden = true;
-  for (const [keys, what] of HELP) {
-    const line = element(help, "div");
-    element(line, "kbd", {}, keys);
-    line.append(` ${what}`);
-  }
-  const tableBox = element(root, "details");
-  element(tableBox, "summary", {}, "The same as a table");
-  element(tableBox, "div").innerHTML = meta.table; // written and escaped by widgets/figure.py
+  const edgesLine = element(stage, "p", { class: "edges" });
+  const pathLine = element(stage, "p", { class: "path", "aria-live": "polite" });
+  const help = helpBox(stage, meta);
+  // Tables are written and escaped by widgets/figure.py.
+  folded(root, "The same as a table", (place) => (place.innerHTML = meta.table));
+  const refreshEdges = folded(root, "Edges of the selected task as a table", (place) =>
+    fillEdges(state, place),
+  );
+  folded(root, "The critical path as a table", (place) => {
+    place.textContent = "";
+    for (const run of meta.runs) {
+      if (twoRuns(meta)) element(place, "p", {}, `${run.letter}: ${run.title}`);
+      element(place, "div").innerHTML = run.path_table;
+    }
+  });
   element(root, "p", {}, meta.summary);
 
   const select = (i, tell = true) => {
     state.selected = Math.min(i, data.n - 1);
+    const task = state.selected < 0 ? -1 : data.task[state.selected];
     detail.textContent = words(state);
-    stage.dataset.selected = state.selected;
+    edgesLine.textContent = edgeWords(state, state.selected);
+    stage.dataset.selected = task;
+    refreshEdges();
     if (state.selected >= 0) reveal(state);
     draw(state);
-    if (tell && model.get("selected") !== state.selected) {
-      model.set("selected", state.selected);
+    if (tell && model.get("selected") !== task) {
+      model.set("selected", task);
       model.save_changes();
     }
   };
   const step = (by) => {
     if (data.n === 0) return;
     if (state.selected < 0) return select(0);
-    const lane = data.lanes[data.sm[state.selected]];
+    const lane = data.lanes[data.laneOf(state.selected)];
     select(Math.min(Math.max(state.selected + by, lane[0]), lane[1] - 1));
   };
   const fit = () => {
@@ -113,14 +84,35 @@ function render({ model, el }) {
     const air = (end[i] - begin[i]) * 0.5;
     setWindow(state, begin[i] - air, end[i] + air);
   };
-  const toggleLoader = () => {
-    state.loader = !state.loader;
-    loaderButton.setAttribute("aria-pressed", state.loader);
+  // A button that is on or off; `change` gets the new value.
+  const toggle = (name, change) => () => {
+    state[name] = !state[name];
+    buttons[name].setAttribute("aria-pressed", state[name]);
+    change(state[name]);
     draw(state);
   };
-  const toggleHelp = () => {
-    help.hidden = !help.hidden;
-    helpButton.setAttribute("aria-pressed", !help.hidden);
+  const nothing = () => {};
+  const showPath = () => {
+    const said = meta.runs.map((run) => (twoRuns(meta) ? `${run.letter}: ` : "") + run.path_text);
+    pathLine.textContent = state.path ? said.join(" ") : "";
+  };
+  const actions = {
+    loader: toggle("loader", nothing),
+    edges: toggle("edges", nothing),
+    path: toggle("path", (on) => {
+      showPath();
+      model.set("path", on);
+      model.save_changes();
+    }),
+    apart: toggle("apart", () => setRows(state, state.compact)),
+    help: () => {
+      help.hidden = !help.hidden;
+      buttons.help.setAttribute("aria-pressed", !help.hidden);
+    },
+  };
+  const along = (forward) => () => {
+    if (state.selected < 0) return select(meta.runs[0].path[0] ?? -1);
+    select(follow(state, forward));
   };
   const whole = () => setWindow(state, 0, meta.span_ns * 1.02);
   const keys = {
@@ -132,16 +124,28 @@ function render({ model, el }) {
     arrowright: () => pan(state, 0.2),
     ".": () => step(1),
     ",": () => step(-1),
+    "[": along(false),
+    "]": along(true),
     f: fit,
     0: whole,
-    l: toggleLoader,
-    v: () => setRows(state, !state.compact),
+    c: actions.path,
+    e: actions.edges,
+    l: actions.loader,
+    v: () => {
+      setRows(state, !state.compact);
+      if (state.selected >= 0) reveal(state);
+    },
     escape: () => select(-1),
-    "?": toggleHelp,
+    "?": actions.help,
     arrowup: () => (state.selected < 0 ? step(1) : select(neighbour(state, -1))),
     arrowdown: () => (state.selected < 0 ? step(1) : select(neighbour(state, 1))),
   };
+  if (twoRuns(meta)) {
+    keys.b = actions.apart;
+    keys.o = () => state.selected >= 0 && data.twin[state.selected] >= 0 && select(data.twin[state.selected]);
+  }
   stage.addEventListener("keydown", (event) => {
+    // A button in the bar keeps Enter and Space, which are not among the keys.
     const action = keys[event.key.toLowerCase()];
     if (!action || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
@@ -149,8 +153,9 @@ function render({ model, el }) {
     action();
   });
 
-  const button = (text, label, action) => {
+  const button = (text, label, action, pressed) => {
     const b = element(bar, "button", { type: "button", "aria-label": label, title: label }, text);
+    if (pressed !== undefined) b.setAttribute("aria-pressed", pressed);
     b.addEventListener("click", () => {
       action();
       stage.focus({ preventScroll: true });
@@ -163,68 +168,38 @@ function render({ model, el }) {
   button("\u25b6", "pan right (D)", keys.d);
   button("whole step", "show the whole step (0)", whole);
   button("all SMs", "all SMs at once, or rows with letters (V)", keys.v);
-  const loaderButton = button("loader", "loader strips (L)", toggleLoader);
-  loaderButton.setAttribute("aria-pressed", state.loader);
-  const helpButton = button("keys", "list of keys (?)", toggleHelp);
-  helpButton.setAttribute("aria-pressed", false);
-
-  let drag = null;
-  canvas.addEventListener("pointerdown", (event) => {
-    stage.focus({ preventScroll: true });
-    canvas.setPointerCapture(event.pointerId);
-    drag = {
-      x: event.offsetX,
-      y: event.offsetY,
-      t0: state.t0,
-      t1: state.t1,
-      scroll: state.scroll,
-      moved: false,
-    };
-  });
-  canvas.addEventListener("pointermove", (event) => {
-    if (!drag) return;
-    const dx = event.offsetX - drag.x,
-      dy = event.offsetY - drag.y;
-    if (Math.abs(dx) + Math.abs(dy) < 4 && !drag.moved) return;
-    drag.moved = true;
-    canvas.classList.add("dragging");
-    const by = (-dx / (state.width - GUTTER - 8)) * (drag.t1 - drag.t0);
-    setWindow(state, drag.t0 + by, drag.t1 + by);
-    setScroll(state, drag.scroll - dy);
-  });
-  canvas.addEventListener("pointerup", (event) => {
-    canvas.classList.remove("dragging");
-    if (drag && !drag.moved) select(taskAt(state, event.offsetX, event.offsetY));
-    drag = null;
-  });
-  canvas.addEventListener(
-    "wheel",
-    (event) => {
-      const at =
-        state.t0 + ((event.offsetX - GUTTER) / (state.width - GUTTER - 8)) * (state.t1 - state.t0);
-      if (event.ctrlKey || event.metaKey) {
-        zoom(state, Math.exp(event.deltaY * 0.003), at);
-      } else if (state.row * meta.n_sm > state.rowsHeight + 1) {
-        setScroll(state, state.scroll + event.deltaY);
-      } else {
-        return; // nothing to scroll here: the page scrolls
-      }
-      event.preventDefault();
-    },
-    { passive: false },
-  );
+  const buttons = {
+    loader: button("loader", "loader strips (L)", actions.loader, state.loader),
+    edges: button("edges", "edges of the selected task (E)", actions.edges, state.edges),
+    path: button("critical path", "critical path (C)", actions.path, state.path),
+  };
+  if (twoRuns(meta))
+    buttons.apart = button("two panels", "a panel for each run (B)", actions.apart, state.apart);
+  button("for Perfetto", "save a file for ui.perfetto.dev", () => model.send({ type: "perfetto" }));
+  buttons.help = button("keys", "list of keys (?)", actions.help, false);
+  listenToMouse(state, stage, select);
 
   const onSelected = () => {
-    if (model.get("selected") !== state.selected) select(model.get("selected"), false);
+    const task = model.get("selected");
+    if (Number(stage.dataset.selected) !== task) select(data.rowOfTask.get(task) ?? -1, false);
+  };
+  const onPath = () => model.get("path") !== state.path && actions.path();
+  const onFile = (content, buffers) => {
+    if (content.type === "perfetto") saveFile(content.name, buffers[0]);
   };
   model.on("change:selected", onSelected);
-  setRows(state, meta.n_sm * TALL > MAX_HEIGHT);
-  select(state.selected, false);
+  model.on("change:path", onPath);
+  model.on("msg:custom", onFile);
+  setRows(state, meta.n_sm * meta.runs.length * TALL > MAX_HEIGHT);
+  showPath();
+  select(data.rowOfTask.get(model.get("selected")) ?? -1, false);
   const watcher = new ResizeObserver(() => draw(state));
   watcher.observe(canvas);
   return () => {
     watcher.disconnect();
     model.off("change:selected", onSelected);
+    model.off("change:path", onPath);
+    model.off("msg:custom", onFile);
   };
 }
 

@@ -1,60 +1,48 @@
-"""The timeline without a kernel: a row per SM, a bar per task, hatched where the SM waits.
-
-Tasks that ran beside the others of their SM have a thin lane under them, without their waiting,
-which holds nobody up.
-"""
+"""The timeline without a kernel: picture, sentences and table, of one run or of two."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import count, takewhile
 from typing import TYPE_CHECKING
 
+from mkref.trace.path import describe_path, totals
 from mkref.trace.summary import by_op, describe, format_ns
 from mkref.widgets.figure import Figure, Table
-from mkref.widgets.palette import GRID, OUTLINE, WAIT, style_of
-from mkref.widgets.svg import Svg, rect_path
+from mkref.widgets.timeline.compare import LETTERS, describe_pair, label_of, signed
+from mkref.widgets.timeline.edges import NOBODY, Edges, describe_edges
+from mkref.widgets.timeline.picture import DIGIT, Row, draw, ticks
 
 if TYPE_CHECKING:
-    from mkref.trace.events import Event, Trace
+    from mkref.trace.events import Trace
+    from mkref.widgets.timeline.compare import Pair
     from mkref.widgets.timeline.model import Timeline
 
-__all__ = ["figure", "headline", "ticks"]
-
-WIDTH, LEFT, RIGHT = 900, 58, 14
-TOP, ROW, BAR, AXIS = 74, 22, 17, 34
-THIN, GAP = 4, 1  # the lane of what runs beside, and the space above it
-LEGEND_COLUMN, LEGEND_COLUMNS = 140, 6
-MAX_LETTERS = 600
-DIGIT = 7.2  # pixels: width of a digit of an axis label, at most
-THINNEST = 0.4  # pixels: what is shorter is drawn this wide, so that it can be seen
-
-
-def ticks(begin: float, end: float, n_most: int = 8) -> list[float]:
-    """Round positions on an axis: multiples of 1, 2 or 5 times a power of ten.
-
-    >>> ticks(0, 1000, 5)
-    [0.0, 200.0, 400.0, 600.0, 800.0, 1000.0]
-    """
-    span = end - begin
-    steps = (base * 10.0**power for power in count(-3) for base in (1, 2, 5))
-    step = next(step for step in steps if span / step <= n_most)
-    first = -(-begin // step)
-    inside = takewhile(lambda k: k * step <= end, count(int(first)))
-    return [k * step for k in inside]
+__all__ = ["DIGIT", "figure", "figure_of_pair", "headline", "pair_table", "path_table", "ticks"]
 
 
 def headline(trace: Trace, title: str = "") -> str:
     """The sentence about the whole step; the live view, which shows all of it, says no more."""
     machine = title or trace.where
-    label = trace.provenance.get("label", "measured")
+    label = label_of(trace)
     head = f"{machine} [{label}]: " if machine else f"[{label}] "
     return f"{head}{describe(trace)}"
 
 
 def summary(view: Timeline, title: str) -> str:
     """The sentences under the picture: the step, and which part of it is drawn."""
-    return f"{headline(view.trace, title)} {view.scope}"
+    parts = [headline(view.trace, title)]
+    if view.path:
+        parts.append(describe_path(view.trace))
+    if view.selected != NOBODY:
+        parts.append(_selected(view.edges, view.selected))
+    return " ".join([*parts, view.scope])
+
+
+def _selected(edges: Edges, task: int) -> str:
+    event = edges.trace.event(task)
+    return (
+        f"Selected: {event.op} of layer {event.layer} on SM {event.sm}. "
+        f"{describe_edges(edges, task)}"
+    )
 
 
 def table(view: Timeline) -> Table:
@@ -74,75 +62,38 @@ def table(view: Timeline) -> Table:
     )  # fmt: skip
 
 
-class _Picture:
-    """Draws one timeline; bars of one look become one path, which keeps the file small."""
+def path_table(edges: Edges) -> Table:
+    """Work and hand-overs on the critical path, the largest first."""
+    span = max(edges.trace.span_ns, 1)
+    kinds = zip(("work", "hand-over"), totals(edges.trace, edges.path), strict=True)
+    rows = [(kind, row) for kind, found in kinds for row in found]
+    return Table(
+        ("on the critical path", "kind", "times", "time", "share of the step", "longest"),
+        tuple(
+            (
+                row.name, kind, str(row.n), format_ns(row.ns), f"{row.ns / span:.1%}",
+                format_ns(row.longest_ns),
+            )
+            for kind, row in sorted(rows, key=lambda each: -each[1].ns)
+        ),
+    )  # fmt: skip
 
-    def __init__(self, view: Timeline, title: str) -> None:
-        self.view = view
-        height = TOP + ROW * len(view.sms) + AXIS
-        self.svg = Svg(WIDTH, height, summary(view, title))
-        self.bar_height = BAR - THIN - GAP if view.trace.beside.any() else BAR
-        self.scale = (WIDTH - LEFT - RIGHT) / (view.end - view.begin)
-        self.tasks: dict[str, list[str]] = defaultdict(list)
-        self.waits: list[str] = []
-        self.letters: list[tuple[float, float, str]] = []
 
-    def x(self, ns: float) -> float:
-        return LEFT + (min(max(ns, self.view.begin), self.view.end) - self.view.begin) * self.scale
-
-    def bar(self, event: Event, y: float) -> None:
-        begin, ready, end = self.x(event.begin), self.x(event.ready), self.x(event.end)
-        width, height = max(end - ready, THINNEST), self.bar_height
-        if event.beside:
-            y, height = y + BAR - THIN, THIN
-        elif ready - begin >= THINNEST:
-            self.waits.append(rect_path(begin, y, ready - begin, height))
-        self.tasks[event.op].append(rect_path(ready, y, width, height))
-        if width >= 12 and not event.beside:
-            self.letters.append(((ready + end) / 2, y + height / 2 + 4.5, event.op))
-
-    def legend(self) -> None:
-        ops = [op for op in self.view.trace.ops if op in self.tasks]
-        for i, op in enumerate([*ops, "waits for inputs"]):
-            x = LEFT + i % LEGEND_COLUMNS * LEGEND_COLUMN
-            y = 14 + i // LEGEND_COLUMNS * 24
-            waits = i == len(ops)
-            style = style_of(op)
-            fill = self.hatch() if waits else self.svg.fill(style.fill, style.pattern)
-            self.svg.rect(x, y, 22, 15, fill, stroke=OUTLINE)
-            if not waits:
-                self.svg.text(x + 11, y + 12, style.letter, anchor="middle", color=style.ink)
-            self.svg.text(x + 28, y + 12, op)
-
-    def hatch(self) -> str:
-        return self.svg.fill("#ffffff", "diagonal", WAIT)
-
-    def axis(self) -> None:
-        bottom = TOP + ROW * len(self.view.sms)
-        for tick in ticks(self.view.begin, self.view.end):
-            self.svg.rect(self.x(tick), TOP - 6, 0.5, bottom - TOP + 12, GRID)
-            label = format_ns(tick)
-            x = min(self.x(tick), WIDTH - 2 - DIGIT / 2 * len(label))  # all of it on the page
-            self.svg.text(x, bottom + 22, label, anchor="middle", size=11)
-
-    def render(self) -> str:
-        for lane, sm in enumerate(self.view.sms):
-            for event in self.view.bars(sm):
-                self.bar(event, TOP + lane * ROW)
-        self.legend()
-        self.axis()
-        for lane, sm in enumerate(self.view.sms):
-            self.svg.text(LEFT - 8, TOP + lane * ROW + 13, f"SM {sm}", anchor="end")
-        if self.waits:
-            self.svg.path("".join(self.waits), self.hatch(), stroke=WAIT)
-        for op, rectangles in self.tasks.items():
-            style = style_of(op)
-            fill = self.svg.fill(style.fill, style.pattern)
-            self.svg.path("".join(rectangles), fill, stroke=OUTLINE)
-        for x, y, op in self.letters[:MAX_LETTERS]:
-            style = style_of(op)
-            self.svg.text(x, y, style.letter, anchor="middle", size=11, color=style.ink)
-        return self.svg.render()
+def pair_table(a: Trace, b: Trace) -> Table:
+    """Work and wait per operation in both runs, added over all SMs, and the change."""
+    rows = [{row.op: row for row in by_op(trace)} for trace in (a, b)]
+    cells = []
+    for op in dict.fromkeys([*rows[0], *rows[1]]):
+        found = [each.get(op) for each in rows]
+        work = [row.work_ns if row else 0 for row in found]
+        wait = [row.wait_ns if row else 0 for row in found]
+        columns = [[*map(format_ns, both), signed(both[1], both[0])] for both in (work, wait)]
+        cells.append((op, *columns[0], *columns[1]))
+    spans = (a.span_ns, b.span_ns)
+    cells.append(("whole step", *map(format_ns, spans), signed(spans[1], spans[0]), "", "", ""))
+    heads = [*(f"work {run}" for run in LETTERS), "change"]
+    heads += [*(f"wait {run}" for run in LETTERS), "change"]
+    return Table(("operation", *heads), tuple(cells))
 
 
 def figure(view: Timeline, title: str = "") -> Figure:
@@ -152,4 +103,28 @@ def figure(view: Timeline, title: str = "") -> Figure:
         view: what to show.
         title: first words of the sentence; default: the machine in the trace's provenance.
     """
-    return Figure(_Picture(view, title).render(), summary(view, title), table(view))
+    said = summary(view, title)
+    rows = [Row(view, sm, f"SM {sm}") for sm in view.sms]
+    return Figure(draw(rows, said), said, table(view))
+
+
+def figure_of_pair(both: Pair, titles: tuple[str, str] = ("", "")) -> Figure:
+    """Picture with a row per SM and run, the first over the second; sentences; a table of both.
+
+    Args:
+        both: what to show.
+        titles: names of the runs; default: the machines in their provenance.
+    """
+    parts = [describe_pair(*both.traces, titles)]
+    for letter, view in zip(LETTERS, (both.a, both.b), strict=True):
+        if view.path:
+            parts.append(f"{letter}: {describe_path(view.trace)}")
+        if view.selected != NOBODY:
+            parts.append(f"{letter}: {_selected(view.edges, view.selected)}")
+    said = " ".join([*parts, both.a.scope])
+    rows = [
+        Row(view, sm, f"SM {sm} {letter}", gap=view is both.b)
+        for sm in both.a.sms
+        for letter, view in zip(LETTERS, (both.a, both.b), strict=True)
+    ]
+    return Figure(draw(rows, said), said, pair_table(*both.traces))

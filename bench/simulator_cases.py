@@ -1,0 +1,128 @@
+"""Everything that was measured on the H200 and can be simulated: one case per row of a record.
+
+A case knows its measurement, the file that it is from, and how to predict it. `FITTED_ON` names the
+few to which a constant of the simulator's table is fitted; all others are held out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mkref.config import NORTH_MINI_CODE
+from mkref.plan.build import build_plan
+from mkref.simulate.ladder import SIMULATED, simulate_rung
+from mkref.simulate.run import Simulated, simulate
+from mkref.simulate.situation import Situation
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
+    from mkref.simulate.costs import Costs
+
+__all__ = ["FITTED_ON", "N_SM", "RESULTS", "Case", "cases", "plan_for"]
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results" / "h200"
+N_SM = 132
+LADDER_STEPS = 32
+WARM_UP_LAUNCHES = 2
+
+FITTED_ON = {
+    "stamp": "decode: batch 1, 8,192 tokens, even",
+    "merge_pass": "contexts: batch 1, 131,072 tokens, even",
+    "tile": "rows: batch 16, 8,192 tokens, even",
+    "host": "ladder: batch 1, g loader runs ahead",
+    "merge_panel": "ladder: batch 8, e counters",
+    "launch.stream": "ladder: batch 1, a launch per operation",
+    "launch.graph": "ladder: batch 1, b graph, per operation",
+    "launch.dependent": "ladder: batch 1, c graph + PDL, per operation",
+    "launch.early": "ladder: batch 1, c graph + PDL, 4 per layer",
+}
+"""Constants that no trace shows, and the case that each is fitted to."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One measurement.
+
+    Attributes:
+        name: unique.
+        file: record under `RESULTS`.
+        measured_ms: per step; `spread_ms` is the spread of its samples.
+        predict: simulates it.
+    """
+
+    name: str
+    file: str
+    measured_ms: float
+    spread_ms: float
+    predict: Callable[[Costs], Simulated]
+
+    @property
+    def fits(self) -> str:
+        """Name of the constant that is fitted to this case; "" if it is held out."""
+        return next((name for name, case in FITTED_ON.items() if case == self.name), "")
+
+
+@cache
+def plan_for(rows: int) -> Plan:
+    """The plan of the full geometry; how many pages there are does not matter here."""
+    return build_plan(NORTH_MINI_CODE, N_SM, full_pages=1, sliding_pages=1, rows=rows)
+
+
+def _read(name: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+    return rows
+
+
+def _mean_position(row: dict[str, Any], length: int) -> int:
+    """Of the steps that count, as `mkref.measure.decode` walks through them."""
+    per_launch = row["steps_per_launch"]
+    launches = -(-row["steps"] // per_launch) + WARM_UP_LAUNCHES
+    fit = min(launches, min(row["lengths"]) // per_launch)
+    counted = [launch % fit for launch in range(WARM_UP_LAUNCHES, launches)]
+    back = sum(fit - number for number in counted) / len(counted) * per_launch
+    return round(length - back + (per_launch - 1) / 2)
+
+
+def _decode(name: str) -> Iterator[Case]:
+    for row in _read(name):
+        positions = [_mean_position(row, length) for length in row["lengths"]]
+        situation = Situation.uniform(NORTH_MINI_CODE, positions, row["experts_per_layer"])
+
+        def predict(
+            costs: Costs, rows: int = row["plan_rows"], now: Situation = situation
+        ) -> Simulated:
+            return simulate(plan_for(rows), now, costs=costs)
+
+        yield Case(
+            f"{name}: batch {row['batch']}, {row['context']:,} tokens, {row['kind']}",
+            f"{name}.json", row["ms_per_step"], row["spread_ms"], predict,
+        )  # fmt: skip
+
+
+def _ladder() -> Iterator[Case]:
+    rungs = {(rung.letter, rung.name): rung for rung in SIMULATED}
+    for row in _read("ladder"):
+        rung = rungs.get((row["rung"], row["name"]))
+        if rung is None:
+            continue
+        position = row["context"] - LADDER_STEPS // 2
+        now = Situation.uniform(NORTH_MINI_CODE, [position] * row["batch"])
+
+        def predict(costs: Costs, rung: Any = rung, now: Situation = now) -> Simulated:
+            return simulate_rung(rung, plan_for(8), now, costs=costs)
+
+        yield Case(
+            f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",
+            "ladder.json", row["ms_per_step"], row["spread_ms"], predict,
+        )  # fmt: skip
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return [*_decode("decode"), *_decode("contexts"), *_decode("rows"), *_ladder()]

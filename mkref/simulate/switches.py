@@ -1,0 +1,58 @@
+"""What can be chosen about the kernel and its launches without another plan.
+
+The defaults are the constants of `cuda/megakernel.cu`. Other orders of tasks, barriers and splits
+into launches are other plans (`mkref.measure.rungs`); other speeds of the GPU are other costs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mkref.errors import RequestError
+
+if TYPE_CHECKING:
+    from mkref.machine.source import Ring
+
+__all__ = ["Switches"]
+
+
+@dataclass(frozen=True)
+class Switches:
+    """Choices of one simulated kernel.
+
+    Attributes:
+        ring: stages in shared memory; None: as many as the kernel takes.
+        in_flight: most stages asked for and not there; None: IN_FLIGHT, or IN_FLIGHT_BATCH with
+            more than four rows.
+        in_flight_waiting: most of them while the consumers wait for x or q.
+        run_ahead: the loader does not wait for a task's inputs.
+        merge_rows: up to so many rows the consumers do MERGE, else the helper.
+        copies: bytes take time; without, every copy has landed at once.
+        traced: the kernel takes time stamps, which cost time.
+        seed: of the random part of the memory's latency.
+    """
+
+    ring: Ring | None = None
+    in_flight: int | None = None
+    in_flight_waiting: int = 1
+    run_ahead: bool = True
+    merge_rows: int = 2
+    copies: bool = True
+    traced: bool = False
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("in_flight", "in_flight_waiting"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RequestError(f"simulate: {name} is {value}; at least one copy at a time")
+
+    def most_in_flight(self, rows: int, stages: int) -> tuple[int, int]:
+        """Stages in flight at most: in general, and while the consumers wait for x or q.
+
+        >>> Switches().most_in_flight(1, 5), Switches().most_in_flight(8, 5)
+        ((2, 1), (3, 1))
+        """
+        most = min(self.in_flight or (3 if rows > 4 else 2), stages)
+        return most, min(self.in_flight_waiting, most)

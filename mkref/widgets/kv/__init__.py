@@ -1,0 +1,1 @@
+"""The paged KV cache and the batch. Nothing is imported here: only `widget` needs anywidget."""

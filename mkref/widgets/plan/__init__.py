@@ -1,0 +1,1 @@
+"""The plan explorer. Nothing is imported here: only `widget` needs anywidget."""

@@ -1,0 +1,1 @@
+"""Wave quantization and back-fill. Nothing is imported here: only `widget` needs ipywidgets."""
