@@ -49,6 +49,40 @@ __device__ __forceinline__ int ld_relaxed(const int* p) {
 __device__ __forceinline__ void red_release_add(int* p, int v) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// Words that validate themselves need no order, only that each arrives in one piece.
+__device__ __forceinline__ void red_relaxed_add(int* p, int v) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint4 ld_relaxed(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 ld_relaxed(const uint2* p) {
+  uint2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint64_t ld_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void st_relaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void st_relaxed(uint16_t* p, uint16_t v) {
+  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory");
+}
+__device__ __forceinline__ void st_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
+}
 // The same for words that the host reads or writes while the kernel runs.
 __device__ __forceinline__ void st_release_host(int* p, int v) {
   asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -211,6 +245,21 @@ constexpr int MERGE_ROWS = 2;         // up to so many rows the consumers do MER
 constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
     1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;
 
+constexpr int DOWN_MORE = 0, HEAD_MORE = 0;
+constexpr bool EARLY_X = true;
+constexpr bool EARLY_Q = false;
+constexpr bool PIPE = false;
+constexpr bool PIPE_DOWN = false;
+constexpr bool ROPE_SHARED = true;
+constexpr int X_ROWS = 32;
+constexpr bool TAGGED = true;
+constexpr int L2_PARTS = 0;
+constexpr uint32_t ABSENT = 0xffffffffu;
+__device__ __forceinline__ bool early(int op, int rows) {
+  return (EARLY_X && rows <= X_ROWS && (op == OP_ROUTER || op == OP_QKV || op == OP_HEAD)) ||
+         (EARLY_Q && op == OP_ATTENTION);
+}
+
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
               "widths are whole tiles");
 static_assert(HEAD_DIM == 32 || HEAD_DIM == 64 || HEAD_DIM == 128,
@@ -355,6 +404,9 @@ struct Route {
   alignas(16) float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
   int expert[MAX_ACTIVE];                    // ascending
   int n_active;
+  // This SM's share of GATE_UP, granules numbered through all active experts: begin, middle, end;
+  // and where its halves begin, as active expert and granule.
+  int unit[3], active[2], granule[2];
 };
 
 constexpr int TASK_SLOTS = 4;  // records that the waiter may be ahead
@@ -377,6 +429,7 @@ struct Shared {
   float squares[ROWS][CONSUMERS];      // RMSNorm
   Best best[CONSUMERS][ROWS];          // HEAD
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
+  float rope[ROWS][HEAD_DIM];  // of this step
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
   alignas(
@@ -418,7 +471,7 @@ struct Context {
   Shared& s;
   int thread, warp, lane, group, quad;  // group = lane / 4 and quad = lane % 4: row and column of
                                         // a fragment
-  int task = 0, slot = 0;               // record that is being worked on, and its place
+  int task = 0;                         // record that is being worked on
   int step = 0;                         // of this launch
   int buffer = 0;                       // of Shared::partial
   int normed = -1;                      // layer whose normed x is in Shared::activation
@@ -530,8 +583,8 @@ __device__ __noinline__ bool poll_record(uint64_t* bar, uint32_t parity, Place p
 // One lane polls: the acquire orders the producers' writes before this lane, the barrier that the
 // caller arrives at passes that on.
 __device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals,
-                                             int of_this_step = 1) {
-  const int* at = c.p.counters + counter * COUNTER_STRIDE;
+                                             int of_this_step = 1, int word = 0) {
+  const int* at = c.p.counters + counter * COUNTER_STRIDE + word;
   // Monotonic: never reset between steps or launches.
   const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + c.step + of_this_step));
   if (c.stopped || reached(ptx::ld_acquire(at), want)) return;
@@ -558,6 +611,27 @@ __device__ __forceinline__ void warp_arrive(const Context& c, uint64_t* bar) {
 // Barrier 1 joins the 256 consumers; the other warps are never held up by it.
 __device__ __forceinline__ void consumers_sync() {
   ptx::bar_sync(1, CONSUMERS * 32);
+}
+
+// x of a layer, and q: two buffers in turns, over layers and steps.
+__device__ __forceinline__ float* x_of(const Context& c, int layer) {
+  const unsigned n = (unsigned)(c.p.step + c.step) * (N_LAYERS + 1) + layer;
+  return c.p.x + (long long)(n & 1) * ROWS * HIDDEN;
+}
+__device__ __forceinline__ uint16_t* q_of(const Context& c, int layer) {
+  const unsigned n = EARLY_Q ? (unsigned)(c.p.step + c.step) * N_LAYERS + layer : 0;
+  return c.p.q + (long long)(n & 1) * (ROWS * N_KV_HEADS * DIM_TILES * COLUMNS * 16);
+}
+__device__ __forceinline__ bool absent_half(uint32_t w) {
+  return (w & 0xffffu) == 0xffffu || w >> 16 == 0xffffu;
+}
+// Somebody polls words: has it taken too long?
+__device__ __noinline__ bool too_long(uint64_t since, Place place) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  if (look(s.ended)) return true;
+  if (!expired(s.params, since + s.params.timeout_ns, place, 0, 0)) return false;
+  set(s.gave_up, 1);
+  return true;
 }
 
 // ---- 6 run-time work ---------------------------------------------------------------------------
@@ -628,29 +702,38 @@ __device__ __forceinline__ int share_beside(int total, int other, int n_slots, i
 }
 
 // The granules (8 outputs: 8 gate and 8 up rows) of all active experts are numbered through, and a
-// slot owns one range of them. A segment is the part of that range within one expert.
+// slot owns one range of them; a task is one half of it.
+// The loader and the consumers need it at once, so the helper works it out, lane 0 the begin and
+// lane 1 the end.
+__device__ __forceinline__ void share_gate_up(Context& c, const Task& task) {
+  Route& r = c.s.route;
+  const int slot = task.first / 2, n_slots = task.count / 2, total = r.n_active * task.blocks;
+  const int at = share_beside(total, task.index, n_slots, slot + (c.lane > 0));
+  const int begin = __shfl_sync(ALL, at, 0), end = __shfl_sync(ALL, at, 1);
+  const int unit = c.lane == 0 ? begin : c.lane == 1 ? begin + (end - begin + 1) / 2 : end;
+  if (c.lane < 3) r.unit[c.lane] = unit;
+  if (c.lane < 2) {
+    r.active[c.lane] = unit / task.blocks;
+    r.granule[c.lane] = unit % task.blocks;
+  }
+}
+// Half of that share: runs of granules, each within one expert.
 struct Segment {
-  int active, granule, count;
+  int active, granule, count, left;
+  __device__ __forceinline__ Segment(const Route& r, int half, int blocks)
+      : active(r.active[half]), granule(r.granule[half]), left(r.unit[half + 1] - r.unit[half]) {
+    cut(blocks);
+  }
+  __device__ __forceinline__ void cut(int blocks) {
+    count = left < blocks - granule ? left : blocks - granule;
+  }
+  __device__ __forceinline__ void next(int blocks) {
+    left -= count;
+    granule = 0;
+    active++;
+    cut(blocks);
+  }
 };
-__device__ __forceinline__ void gate_up_share(const Task& task, int n_active, int& begin,
-                                              int& end) {
-  const int total = n_active * task.blocks, slot = task.first / 2, n_slots = task.count / 2;
-  begin = share_beside(total, task.index, n_slots, slot);
-  end = share_beside(total, task.index, n_slots, slot + 1);
-  const int middle = begin + (end - begin + 1) / 2;  // the task is one half of the slot's share
-  if (task.first % 2 == 0)
-    end = middle;
-  else
-    begin = middle;
-}
-__device__ __noinline__ Segment segment(int blocks, int unit, int end) {
-  Segment s;
-  s.active = unit / blocks;
-  s.granule = unit - s.active * blocks;
-  const int left = blocks - s.granule;
-  s.count = end - unit < left ? end - unit : left;
-  return s;
-}
 
 // With few rows everybody waits for the merge of attention, so the consumers do it.
 __device__ __forceinline__ bool consumers_merge(const Params& p) {
@@ -682,12 +765,36 @@ __device__ __forceinline__ void clear_scores(Context& c) {
 // The top-k of every row, by one warp. It is on everybody's path, and one warp is slow: what counts
 // is the number of dependent instructions. Lane l has experts l, l + 32, ... of a row, sorted; the
 // largest of all lanes is taken k times, and lane i keeps the i-th.
-__device__ __forceinline__ void find_experts(Context& c) {
+__device__ __forceinline__ void find_experts(Context& c, int layer) {
   constexpr int PER_LANE = (N_EXPERTS + 31) / 32;
   Route& r = c.s.route;
   uint32_t active = 0;  // bit q: some row took expert lane + 32 q
   ROLL for (int row = 0; row < c.p.rows; row++) {
     uint32_t key[PER_LANE], expert_of[PER_LANE];
+    if (TAGGED) {
+      const uint32_t tag = (unsigned)(c.p.step + c.step) * N_LAYERS + layer + 1;
+      uint64_t since = 0;
+      ROLL for (int spin = 1;; spin++) {
+        bool missing = false;
+        UNROLL for (int q = 0; q < PER_LANE; q++) {
+          expert_of[q] = c.lane + 32 * q;
+          key[q] = 0;
+          if (expert_of[q] < N_EXPERTS) {
+            const uint64_t w =
+                ptx::ld_relaxed((const uint64_t*)c.p.router_logits + row * N_EXPERTS + expert_of[q]);
+            missing |= (uint32_t)(w >> 32) != tag;
+            key[q] = route_key(__uint_as_float((uint32_t)w));
+          }
+        }
+        if (__ballot_sync(ALL, missing) == 0) break;
+        if (since == 0) since = ptx::now_ns();
+        if ((spin & 63) == 0) {
+          const bool late = too_long(since, Place{WAIT_ROUTE, c.task, layer});
+          if (__ballot_sync(ALL, late) != 0) { c.stopped = true; return; }
+        }
+        ptx::pause();
+      }
+    } else
     UNROLL for (int q = 0; q < PER_LANE; q++) {
       expert_of[q] = c.lane + 32 * q;
       key[q] = 0;
@@ -785,13 +892,13 @@ struct Stream {
     in_flight--;
   }
   // A run of consecutive tiles. The consumers take runs in the same order.
-  __device__ __forceinline__ void run(const uint4* tiles, int n_tiles) {
+  __device__ __forceinline__ void run(const uint4* tiles, int n_tiles, int more) {
     ROLL for (; n_tiles > 0 && !c.stopped; n_tiles -= STAGE_TILES, tiles += STAGE_TILES * LANES) {
       wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);
       const int most = look(c.s.waiting) ? IN_FLIGHT_WAITING
                        : c.p.rows > 4    ? IN_FLIGHT_BATCH
                                          : IN_FLIGHT;
-      ROLL while (in_flight >= most && !c.stopped) wait_landed();
+      ROLL while (in_flight >= most + more && !c.stopped) wait_landed();
       c.stopped = __ballot_sync(ALL, c.stopped) != 0;
       if (c.stopped) return;
       ptx::copy_async(c.s.ring[c.ring.slot], tiles,
@@ -818,23 +925,47 @@ __device__ void loader(Context& c, int begin, int end) {
   Stream stream{c};
   TaskPosition at;
   uint32_t route_phase = 0;
-  Pages pages = {0, false};
+  // Records come from L2, a microsecond away, and this warp must not stand still: each is asked for
+  // two tasks before its turn. Lane l holds word l.
+  constexpr int WORDS = sizeof(Task) / 4;
+  auto fetch = [&](int number) {
+    const int* words = (const int*)(c.p.tasks + (number < end ? number : begin));
+    return c.lane < WORDS ? words[c.lane] : 0;
+  };
+  auto unpack = [](int word) {
+    Task task;
+    UNROLL for (int i = 0; i < WORDS; i++) ((int*)&task)[i] = __shfl_sync(ALL, word, i);
+    return task;
+  };
+  int soon = fetch(begin), later = fetch(begin + 1);
+  Pages next_pages = {0, false};
   ROLL for (c.step = 0; c.step < c.p.n_steps && !c.stopped; c.step++) {
     int routed_layer = -1;
-    Task next = c.p.tasks[begin];
-    if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+    if (__shfl_sync(ALL, soon, 0) == OP_ATTENTION) next_pages = find_pages(c, unpack(soon), 0);
     ROLL for (c.task = begin; c.task < end && !c.stopped; c.task++) {
-      const Task task = next;
-      if (c.task + 1 < end) next = c.p.tasks[c.task + 1];
+      const Task task = unpack(soon);
+      Pages pages = next_pages;
+      soon = later;
+      later = fetch(c.task + 2 < end ? c.task + 2 : c.task + 2 - (end - begin));
       if (DEPENDENT_LAUNCH &&
           (task.op == OP_ATTENTION || task.op == OP_GATE_UP || task.op == OP_DOWN))
         ptx::wait_for_previous();  // all others read nothing but weights here
       if (!RUN_AHEAD && !taken_by_consumers(c, task, at)) break;
-      if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+      if (c.task + 1 < end && __shfl_sync(ALL, soon, 0) == OP_ATTENTION)
+        next_pages = find_pages(c, unpack(soon), 0);
+      if (!TRACE && task.op == OP_MERGE) continue;  // has no bytes
       const uint4* weights = c.p.weights + (long long)task.weights * LANES;
       const long long block = (long long)task.k_tiles * LANES;  // uint4 of a row block
       const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
       if (routed && task.layer != routed_layer) {
+        if (L2_PARTS > 0 && c.task + 3 < end) {
+          const Task o = c.p.tasks[c.task + 3];
+          if (o.op == OP_O_PROJ) {
+            const uint32_t part = (uint32_t)o.count * o.k_tiles * TILE_BYTES / 32;
+            const char* at = (const char*)(c.p.weights + ((long long)o.weights + (long long)o.first * o.k_tiles) * LANES);
+            if (c.lane < L2_PARTS) ptx::prefetch_l2(at + (long long)c.lane * part, part);
+          }
+        }
         wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
         c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
         if (c.stopped) break;
@@ -853,11 +984,8 @@ __device__ void loader(Context& c, int begin, int end) {
       // How many runs the task has, and which.
       int n_runs =
           task.op == OP_ROUTER || task.op == OP_QKV || task.op == OP_O_PROJ || task.op == OP_HEAD;
-      int unit = 0, last = 0;
-      if (task.op == OP_GATE_UP) {
-        gate_up_share(task, route.n_active, unit, last);
-        n_runs = N_EXPERTS;  // at most: ends with the last unit
-      }
+      Segment part(route, task.first % 2, task.blocks);
+      if (task.op == OP_GATE_UP) n_runs = N_EXPERTS;  // at most: ends with the last granule
       if (task.op == OP_DOWN) n_runs = task.count * route.n_active;
       if (task.op == OP_ATTENTION) n_runs = 1 << 30;  // ends with the last item
       int expert = 0, row_block = task.first;
@@ -865,11 +993,10 @@ __device__ void loader(Context& c, int begin, int end) {
         const uint4* tiles = weights + task.first * block;
         int n_tiles = task.count * task.k_tiles;
         if (task.op == OP_GATE_UP) {
-          if (unit >= last) break;
-          const Segment s = segment(task.blocks, unit, last);
-          tiles = weights + (route.expert[s.active] * task.blocks + s.granule) * block;
-          n_tiles = s.count * task.k_tiles;
-          unit += s.count;
+          if (part.left <= 0) break;
+          tiles = weights + (route.expert[part.active] * task.blocks + part.granule) * block;
+          n_tiles = part.count * task.k_tiles;
+          part.next(task.blocks);
         } else if (task.op == OP_DOWN) {
           tiles = weights + (route.expert[expert] * task.blocks + row_block) * block;
           n_tiles = task.k_tiles;
@@ -882,8 +1009,9 @@ __device__ void loader(Context& c, int begin, int end) {
           tiles = c.p.kv + __shfl_sync(ALL, pages.tile, i % 32) * LANES;
           n_tiles = RUN_TILES;
         }
-        stream.run(tiles, n_tiles);
+        stream.run(tiles, n_tiles, task.op == OP_DOWN ? DOWN_MORE : task.op == OP_HEAD ? HEAD_MORE : 0);
       }
+      if (task.flags & FLAG_RELEASE) warp_arrive(c, &c.s.route_empty);
       if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
     }
   }
@@ -955,7 +1083,7 @@ constexpr int EXPERT_TILES =  // a warp's tiles of an expert in DOWN
 constexpr bool STAGES_FIT = N_TILES == 1 && STAGE_TILES == SPAN && HIDDEN_TILES % SPAN == 0 &&
                             Q_WIDTH / 16 % SPAN == 0 && X_STAGES <= 2 && O_STAGES <= 4;
 constexpr bool EXPERTS_FIT = N_TILES == 1 && EXPERT_WIDTH % (16 * CONSUMERS) == 0 &&
-                             EXPERT_WIDTH / 16 <= STAGE_TILES && EXPERT_TILES <= TILES;
+                             EXPERT_WIDTH / 16 <= STAGE_TILES && EXPERT_TILES <= TILES && EXPERT_TILES % 2 == 0;
 constexpr int AHEAD = 2;  // experts in DOWN whose activations are on their way
 
 // A chain whose tiles may lie across stages anywhere: small models, and more than eight rows. One
@@ -1015,6 +1143,17 @@ __device__ __forceinline__ void chain_stage(Context& c, float (&acc)[4], const u
   leave_stage(c);
 }
 
+template <int N>
+__device__ __forceinline__ void take_half(Context& c, uint4 (&a)[N], int half) {
+  if (half == 0) {
+    wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
+    if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
+  }
+  const uint4* tiles = (const uint4*)c.s.ring[c.ring.slot] + c.thread + half * N * CONSUMERS * LANES;
+  UNROLL for (int i = 0; i < N; i++) a[i] = tiles[i * CONSUMERS * LANES];
+  if (half == 1) leave_stage(c);
+}
+
 // The activations of a whole product in registers: loaded once, used for every block.
 template <int N_STAGES>
 struct Resident {
@@ -1030,6 +1169,16 @@ struct Resident {
   }
   __device__ __forceinline__ Sums multiply(Context& c) const {
     Sums sums = {};
+    if (PIPE) {
+      constexpr int HALF = TILES / 2;
+      uint4 a[2][HALF];
+      take_half(c, a[0], 0);
+      UNROLL for (int h = 0; h < 2 * N_STAGES; h++) {
+        if (h + 1 < 2 * N_STAGES) take_half(c, a[(h + 1) & 1], (h + 1) & 1);
+        UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(sums.v[0], a[h & 1][i], x[h / 2][h % 2 * HALF + i]);
+      }
+      return sums;
+    }
     UNROLL for (int stage = 0; stage < N_STAGES; stage++) chain_stage(c, sums.v[0], x[stage]);
     return sums;
   }
@@ -1066,6 +1215,23 @@ __device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
         }
       };
       UNROLL for (int j = 0; j < AHEAD; j++) fetch(ahead[j], j);
+      if (PIPE_DOWN) {
+        constexpr int HALF = EXPERT_TILES < 2 ? 1 : EXPERT_TILES / 2;
+        uint4 a[2][HALF];
+        if (n_active > 0) take_half(c, a[0], 0);
+        ROLL for (int base = 0; base < n_active; base += AHEAD)
+            UNROLL for (int j = 0; j < AHEAD; j++) {
+          if (base + j >= n_active) break;
+          take_half(c, a[1], 1);
+          Sums part = {};
+          UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(part.v[0], a[0][i], ahead[j][i]);
+          if (base + j + 1 < n_active) take_half(c, a[0], 0);
+          UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(part.v[0], a[1][i], ahead[j][(HALF + i) % EXPERT_TILES]);
+          add_expert(c, sums, part, route.score[route.expert[base + j]]);
+          fetch(ahead[j], base + j + AHEAD);
+        }
+        return sums;
+      }
       ROLL for (int base = 0; base < n_active; base += AHEAD)
           UNROLL for (int j = 0; j < AHEAD; j++) {
         if (base + j >= n_active) break;
@@ -1114,9 +1280,27 @@ __device__ __forceinline__ void fetch_gamma(Context& c, int layer) {
 // way from L2.
 __device__ __forceinline__ void load_normed(Context& c, int layer) {
   constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS, SIDE = 4;
-  const float4* x = (const float4*)(c.p.x + (long long)(layer & 1) * ROWS * HIDDEN);
+  const float4* x = (const float4*)x_of(c, layer);
   ROLL for (int base = 0; base < c.p.rows; base += SIDE) {
     float4 v[SIDE][PER];
+    if (EARLY_X) {
+      uint64_t since = 0;
+      ROLL for (int spin = 1;; spin++) {
+        bool missing = false;
+        UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
+          v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+          if (base + j < c.p.rows && c.thread + i * EACH < QUADS) {
+            const uint4 w = ptx::ld_relaxed((const uint4*)x + (base + j) * QUADS + c.thread + i * EACH);
+            missing |= w.x == ABSENT || w.y == ABSENT || w.z == ABSENT || w.w == ABSENT;
+            v[j][i] = float4{__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
+          }
+        }
+        if (!missing || c.stopped) break;
+        if (since == 0) since = ptx::now_ns();
+        if ((spin & 63) == 0) c.stopped = too_long(since, Place{WAIT_COUNTER, c.task, 0});
+        ptx::pause();
+      }
+    } else
     UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
       v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
       if (base + j < c.p.rows && c.thread + i * EACH < QUADS)
@@ -1170,20 +1354,30 @@ __device__ __forceinline__ void finish(const Context& c, const Task& task, int o
   float v = total(c.s, c.buffer, r, row);
   switch (task.op) {
     case OP_ROUTER:
-      if (out < N_EXPERTS) c.p.router_logits[row * N_EXPERTS + out] = v;
+      if (out < N_EXPERTS) {
+        if (TAGGED)
+          ptx::st_relaxed((uint64_t*)c.p.router_logits + row * N_EXPERTS + out,
+                          (uint64_t)((unsigned)(c.p.step + c.step) * N_LAYERS + task.layer + 1) << 32 | __float_as_uint(v));
+        else
+          c.p.router_logits[row * N_EXPERTS + out] = v;
+      }
       break;
     case OP_QKV: {  // q in the B order of the attention products; k and v as plain vectors
       const int dim = out % HEAD_DIM;
       if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
         const float other = total(c.s, c.buffer, r ^ 1, row);  // of the pair (2i, 2i + 1)
         const float* angle =                                   // cos, sin
-            c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM + dim / 2 * 2;
+            ROPE_SHARED ? c.s.rope[row] + dim / 2 * 2 : c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM + dim / 2 * 2;
         v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
       }
       if (out < Q_WIDTH) {
         const int head = out / HEAD_DIM;
         const int tile = (row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
-        c.p.q[(tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16)] = float_to_bf16(v);
+        const int at = (tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16);
+        if (EARLY_Q)
+          ptx::st_relaxed(q_of(c, task.layer) + at, float_to_bf16(v));
+        else
+          c.p.q[at] = float_to_bf16(v);
       } else if (out < Q_WIDTH + KV_WIDTH) {
         c.p.k_new[row * KV_WIDTH + out - Q_WIDTH] = float_to_bf16(v);
       } else {
@@ -1226,11 +1420,17 @@ __device__ __forceinline__ void load_before(const Context& c, const float* from,
   }
 }
 __device__ __forceinline__ void store_after(Context& c, const Sums& sums, float* to, int block,
-                                            int first_out, const float (&before)[EACH]) {
+                                            int first_out, const float (&before)[EACH],
+                                            float* old = nullptr) {
   exchange(c, sums);
   UNROLL for (int i = 0; i < EACH; i++) {
     const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
-    if (r < 16 && row < c.p.rows)
+    if (EARLY_X) {
+      if (r < 16 && row < c.p.rows)
+        ptx::st_relaxed((uint32_t*)to + row * HIDDEN + first_out + r,
+                        __float_as_uint(before[i] + total(c.s, c.buffer, r, row)));
+      if (old != nullptr && r < 16) ptx::st_relaxed((uint32_t*)old + row * HIDDEN + first_out + r, ABSENT);
+    } else if (r < 16 && row < c.p.rows)
       to[row * HIDDEN + first_out + r] = before[i] + total(c.s, c.buffer, r, row);
   }
 }
@@ -1244,15 +1444,13 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
   }
   const bool gate_up = task.op == OP_GATE_UP;
   const int n = gate_up ? 8 : 16;  // outputs of one block
-  int unit = 0, end = task.count;
-  if (gate_up) gate_up_share(task, c.s.route.n_active, unit, end);
+  Segment run(c.s.route, task.first % 2, task.blocks);
+  if (!gate_up) run.active = 0, run.granule = task.first, run.count = run.left = task.count;
   Resident<STAGES_FIT ? X_STAGES : 1> x;
   if constexpr (STAGES_FIT) x.load(c, c.s.activation, ROWS);
   Reader reader{c};
-  ROLL while (unit < end) {
-    // A run of blocks: all of them, or those of one expert.
-    Segment run = {0, task.first, end};
-    if (gate_up) run = segment(task.blocks, unit, end);
+  // A run of blocks: all of them, or those of one expert.
+  ROLL for (; run.left > 0; run.next(task.blocks)) {
     uint16_t* h = c.p.h + (long long)run.active * task.blocks * 8 * ROWS;
     ROLL for (int block = 0; block < run.count; block++) {
       Sums sums;
@@ -1266,16 +1464,21 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
         const int at = element(c, i, block, n), r = at / ROWS, row = at % ROWS;
         if (r < n && row < c.p.rows)
           finish(c, task, (run.granule + block) * n + r, r, row, h, best);
+        const int out = (run.granule + block) * n + r;
+        if (EARLY_Q && task.op == OP_QKV && r < n && out < Q_WIDTH) {
+          const int head = out / HEAD_DIM, dim = out % HEAD_DIM;
+          const int tile = (row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
+          ptx::st_relaxed(q_of(c, task.layer + 1) + (tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16), (uint16_t)0xffff);
+        }
       }
     }
     reader.close();
-    unit += run.count;
   }
 }
 
 // x_mid <- x + output projection, for the rows that this SM owns.
 __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
-  const float* x = c.p.x + (long long)(task.layer & 1) * ROWS * HIDDEN;
+  const float* x = x_of(c, task.layer);
   float before[EACH];
   Resident<STAGES_FIT ? O_STAGES : 1> attn;
   if constexpr (STAGES_FIT) attn.load(c, (const uint2*)c.p.attn, ROWS);
@@ -1297,13 +1500,13 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
 // x of the next layer <- x_mid + experts. This SM owns the same rows as in `o_proj`: attention and
 // all experts add up here.
 __device__ __forceinline__ void down(Context& c, const Task& task) {
-  float* x_next = c.p.x + (long long)((task.layer + 1) & 1) * ROWS * HIDDEN;
+  float* x_next = x_of(c, task.layer + 1);
   float before[EACH];
   ROLL for (int block = 0; block < task.count; block++) {
     const int first_out = (task.first + block) * 16;
     load_before(c, c.p.x_mid, block, first_out, before);
     const Sums sums = multiply_experts(c, task.k_tiles);
-    store_after(c, sums, x_next, block, first_out, before);
+    store_after(c, sums, x_next, block, first_out, before, x_of(c, task.layer));
   }
 }
 
@@ -1363,7 +1566,24 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   AttentionItem item = attention_item(c.s, rows, c.step, task.window, i);
   auto load_q = [&] {
     const uint2* from =
-        (const uint2*)c.p.q + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
+        (const uint2*)q_of(c, task.layer) + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
+    if (EARLY_Q) {
+      uint64_t since = 0;
+      ROLL for (int spin = 1;; spin++) {
+        bool missing = false;
+        UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
+          q[dt] = uint2{0u, 0u};
+          if (c.group < GROUP && item.row >= 0) {
+            q[dt] = ptx::ld_relaxed(from + dt * LANES);
+            missing |= absent_half(q[dt].x) || absent_half(q[dt].y);
+          }
+        }
+        if (__ballot_sync(ALL, missing && !c.stopped) == 0) break;
+        if (since == 0) since = ptx::now_ns();
+        if ((spin & 63) == 0) c.stopped = too_long(since, Place{WAIT_COUNTER, c.task, 0});
+        ptx::pause();
+      }
+    } else
     UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
       q[dt] = uint2{0u, 0u};
       if (c.group < GROUP && item.row >= 0) q[dt] = from[dt * LANES];
@@ -1376,6 +1596,11 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     const int chunk_key = (range.chunk + now.chunk) * CHUNK;  // absolute
     const NewKeys fresh = {range.last - c.s.earlier[now.row], range.last - now.row};
     const bool has_fresh = chunk_key + CHUNK > fresh.first;
+    if (EARLY_Q && has_fresh) {
+      if (c.lane == 0) wait_counter(c, task.wait, task.wait_count);
+      c.stopped = __ballot_sync(ALL, c.stopped) != 0;
+      __syncwarp();
+    }
     const int first = now.first_page - chunk_key / PAGE, last = now.last_page - chunk_key / PAGE;
 
     // All stages of the chunk, or of its keys. They are let go of together.
@@ -1651,7 +1876,7 @@ __device__ void helper(Context& c, int begin, int end) {
       }
       if (TRACE && !routed && c.lane == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
       const int counter = routed ? task.route_wait : task.wait;
-      if (c.lane == 0 && counter >= 0)
+      if (c.lane == 0 && counter >= 0 && !(TAGGED && routed))
         wait_counter(c, counter, routed ? task.route_count : task.wait_count);
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       __syncwarp();  // lane 0's acquire now orders the inputs before every lane
@@ -1675,11 +1900,19 @@ __device__ void helper(Context& c, int begin, int end) {
           c.s.route.n_active = 1;
         }
       } else {
-        find_experts(c);
+        find_experts(c, task.layer);
+        if (c.stopped) return;
       }
+      __syncwarp();  // n_active
+      if (task.op == OP_GATE_UP) share_gate_up(c, task);
       if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
       warp_arrive(c, &c.s.route_full);
       phase ^= 1;
+      if (TAGGED) {
+        if (c.lane == 0 && counter >= 0) wait_counter(c, counter, task.route_count);
+        c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
+        if (c.stopped) return;
+      }
     }
   }
 }
@@ -1689,12 +1922,14 @@ __device__ void helper(Context& c, int begin, int end) {
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
 __device__ __forceinline__ void embed(Context& c, const Task& task) {
   const uint16_t* tiles = (const uint16_t*)c.p.weights;
-  ROLL for (int i = c.thread; i < c.p.rows * task.count * 16; i += CONSUMERS * 32) {
+  ROLL for (int i = c.thread; i < ROWS * task.count * 16; i += CONSUMERS * 32) {
     const int row = i / (task.count * 16), k = task.first * 16 + i % (task.count * 16);
+    ptx::st_relaxed((uint32_t*)x_of(c, 1) + row * HIDDEN + k, ABSENT);
+    if (row >= c.p.rows) continue;
     const int token = c.s.tokens[row];
     const long long tile = task.weights + (long long)(token >> 4) * HIDDEN_TILES + (k >> 4);
     const float value = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
-    c.p.x[row * HIDDEN + k] = value;
+    ptx::st_relaxed((uint32_t*)x_of(c, 0) + row * HIDDEN + k, __float_as_uint(value));
   }
 }
 
@@ -1757,7 +1992,8 @@ __device__ void waiter(Context& c, int begin, int end) {
         routed_layer = task.layer;
         route_phase ^= 1;
       }
-      if (c.lane == 0 && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
+      if (c.lane == 0 && task.wait >= 0)
+        wait_counter(c, task.wait, task.wait_count, 1, early(task.op, (int)c.p.rows));
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       if (c.stopped && c.lane == 0) task.op = OP_STOP;
       warp_arrive(c, &c.s.ready[at.slot]);
@@ -1772,12 +2008,19 @@ __device__ void waiter(Context& c, int begin, int end) {
   }
 }
 
+__device__ __forceinline__ void load_rope(Context& c) {
+  if (ROPE_SHARED) ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
+    c.s.rope[i / HEAD_DIM][i % HEAD_DIM] =
+        c.p.rope[(long long)(c.s.positions[i / HEAD_DIM] + c.step) * HEAD_DIM + i % HEAD_DIM];
+}
+
 // A list that does not end with SAMPLE is a part of a step: its last record ends the launch.
 __device__ void consumer(Context& c, int begin, int end) {
   TaskPosition at;
   int last_op = OP_SAMPLE;
   bool ended = false;
   int gamma_of = c.p.tasks[begin].layer;  // layer of the next RMSNorm, -1 if it has been fetched
+  load_rope(c);
   ROLL while (!ended) {
     if (gamma_of >= 0) fetch_gamma(c, gamma_of);
     gamma_of = -1;
@@ -1789,7 +2032,6 @@ __device__ void consumer(Context& c, int begin, int end) {
     if (hold_back) set(c.s.waiting, 0);
     const Task task = c.s.tasks[at.slot];
     c.task = c.s.records[at.slot];
-    c.slot = at.slot;
     if (task.op == OP_STOP) return;
     last_op = task.op;
     uint64_t* trace = c.p.trace + (long long)c.task * 4;
@@ -1804,6 +2046,7 @@ __device__ void consumer(Context& c, int begin, int end) {
       case OP_SAMPLE:
         ended = sample(c, task);
         c.step++;
+        if (!ended) load_rope(c);
         break;
       default: product(c, task);
     }
@@ -1825,7 +2068,11 @@ __device__ void signaller(Context& c, int end) {
     const int op = c.s.tasks[at.slot].op, signal = c.s.tasks[at.slot].signal;
     if (op == OP_STOP) return;
     if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
-    if (c.lane == 0 && signal >= 0) ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
+    if (c.lane == 0 && signal >= 0) {
+      if ((EARLY_X && (op == OP_DOWN || op == OP_EMBED)) || (EARLY_Q && op == OP_QKV))
+        ptx::red_relaxed_add(c.p.counters + signal * COUNTER_STRIDE + 1, 1);
+      ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
+    }
     const bool last = c.s.records[at.slot] + 1 == end;
     warp_arrive(c, &c.s.free[at.slot]);
     if (op == OP_SAMPLE ? look(c.s.ended) : last) return;
@@ -1849,7 +2096,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       ptx::mbar_init(&s.free[i], WARP);
     }
     ptx::mbar_init(&s.route_full, WARP);
-    ptx::mbar_init(&s.route_empty, CONSUMERS * WARP);
+    ptx::mbar_init(&s.route_empty, (CONSUMERS + 1) * WARP);
     s.waiting = s.ended = s.gave_up = 0;
     ptx::mbar_fence_init();
   }
