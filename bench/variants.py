@@ -76,19 +76,27 @@ STALE = (
 R = ("ROPE_SHARED = true", "ROPE_SHARED = false")
 D1 = ("DOWN_MORE = 0", "DOWN_MORE = 1")
 HM = ("MERGE_ROWS = 2;", "MERGE_ROWS = 0;")
+T1 = ("TOUCH = 0", "TOUCH = 1")
+T2 = ("TOUCH = 0", "TOUCH = 2")
+M1 = ("MERGE_ROWS = 2;", "MERGE_ROWS = 1;")
+HOLD = "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;"
+HO = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_O_PROJ;")
+HG = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_GATE_UP;")
+HGO = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_O_PROJ | 1 << OP_GATE_UP;")
+HALL = (HOLD, "-1;")
+F1 = ("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 1 < RING_STAGES ? 1")
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "base": (),
-    "no_x": (X,),
-    "no_x_router": (X, T),
-    "no_rope": (R,),
-    "down_1": (D1,),
-    "f3": (F3,),
-    "w2": (W2,),
-    "nohold": (NOHOLD,),
-    "holdx": (HOLDX,),
-    "l2_half": (L16,),
-    "helper_merges": (HM,),
-    "stale": (STALE,),
+    "touch1": (T1,),
+    "touch2": (T2,),
+    "touch2_down1": (T2, D1),
+    "hold_o": (HO,),
+    "hold_g": (HG,),
+    "hold_go": (HGO,),
+    "hold_all": (HALL,),
+    "flight_1": (F1,),
+    "merge_1": (M1,),
+    "no_copies": (NO_COPIES, ANY_TOKEN),
 }
 
 

@@ -49,7 +49,8 @@ __device__ __forceinline__ int ld_relaxed(const int* p) {
 __device__ __forceinline__ void red_release_add(int* p, int v) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// Words that validate themselves need no order, only that each arrives in one piece.
+// Words that tell by themselves whether they have been written need no order, only that each
+// arrives in one piece.
 __device__ __forceinline__ void red_relaxed_add(int* p, int v) {
   asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
@@ -61,11 +62,6 @@ __device__ __forceinline__ uint4 ld_relaxed(const uint4* p) {
                : "memory");
   return v;
 }
-__device__ __forceinline__ uint2 ld_relaxed(const uint2* p) {
-  uint2 v;
-  asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-  return v;
-}
 __device__ __forceinline__ uint64_t ld_relaxed(const uint64_t* p) {
   uint64_t v;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
@@ -74,14 +70,8 @@ __device__ __forceinline__ uint64_t ld_relaxed(const uint64_t* p) {
 __device__ __forceinline__ void st_relaxed(uint32_t* p, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-__device__ __forceinline__ void st_relaxed(uint16_t* p, uint16_t v) {
-  asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(p), "h"(v) : "memory");
-}
 __device__ __forceinline__ void st_relaxed(uint64_t* p, uint64_t v) {
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-__device__ __forceinline__ void prefetch_l2(const void* p, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 }
 // The same for words that the host reads or writes while the kernel runs.
 __device__ __forceinline__ void st_release_host(int* p, int v) {
@@ -240,25 +230,11 @@ constexpr uint32_t ALL = 0xffffffffu;  // all lanes of a warp
 // Stages asked for and not there yet; more than the ring has would alias the parity of a barrier.
 constexpr int IN_FLIGHT = 2 < RING_STAGES ? 2 : RING_STAGES;        // 64 KB
 constexpr int IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3 : RING_STAGES;  // with more than four rows
-constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for x or q
-constexpr int MERGE_ROWS = 2;         // up to so many rows the consumers do MERGE, else the helper
-constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
-    1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;
-
-constexpr int DOWN_MORE = 0, HEAD_MORE = 0;
-constexpr bool EARLY_X = true;
-constexpr bool EARLY_Q = false;
-constexpr bool PIPE = false;
-constexpr bool PIPE_DOWN = false;
-constexpr bool ROPE_SHARED = true;
-constexpr int X_ROWS = 32;
-constexpr bool TAGGED = true;
-constexpr int L2_PARTS = 0;
-constexpr uint32_t ABSENT = 0xffffffffu;
-__device__ __forceinline__ bool early(int op, int rows) {
-  return (EARLY_X && rows <= X_ROWS && (op == OP_ROUTER || op == OP_QKV || op == OP_HEAD)) ||
-         (EARLY_Q && op == OP_ATTENTION);
-}
+constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for another SM's results
+constexpr int MERGE_ROWS = 1;         // up to so many rows the consumers do MERGE, else the helper
+constexpr int EARLY_ROWS = 2;    // up to so many rows x is read before its counter: see `arrived`
+constexpr int HOLD_BACK_AFTER =  // tasks before such a wait
+    1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 << OP_DOWN;
 
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
               "widths are whole tiles");
@@ -429,7 +405,7 @@ struct Shared {
   float squares[ROWS][CONSUMERS];      // RMSNorm
   Best best[CONSUMERS][ROWS];          // HEAD
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
-  float rope[ROWS][HEAD_DIM];  // of this step
+  float rope[ROWS][HEAD_DIM];  // cos and sin of the position of this step
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
   alignas(
@@ -493,7 +469,8 @@ enum WaitCode {
   WAIT_EMPTY = 3,
   WAIT_ROUTE = 4,
   NOT_FINITE = 5,
-  WAIT_TASK = 6
+  WAIT_TASK = 6,
+  WAIT_X = 7
 };
 
 // Where a thread waits, for the report.
@@ -613,19 +590,37 @@ __device__ __forceinline__ void consumers_sync() {
   ptx::bar_sync(1, CONSUMERS * 32);
 }
 
-// x of a layer, and q: two buffers in turns, over layers and steps.
+// Words that announce themselves. A counter that is signalled with release comes a microsecond
+// after the data, because the release waits until memory has confirmed them. Where everybody waits,
+// the data themselves say that they are there:
+//   router logits   carry a number that grows with every layer and step (`version`);
+//   x               is ABSENT, a NaN that no arithmetic makes, until DOWN has written it. DOWN makes
+//                   the x that it no longer needs ABSENT; EMBED does so for the other copy.
+// So that nobody polls many words for long, x is looked at once its writers have announced it: in
+// the word beside their counter, without release. The counter itself follows, and whoever needs
+// more than x waits for it (GATE_UP). `mkref/plan/hazards.py` checks that this is enough.
+constexpr uint32_t ABSENT = 0xffffffffu;
+
 __device__ __forceinline__ float* x_of(const Context& c, int layer) {
-  const unsigned n = (unsigned)(c.p.step + c.step) * (N_LAYERS + 1) + layer;
-  return c.p.x + (long long)(n & 1) * ROWS * HIDDEN;
+  return c.p.x + (long long)(layer & 1) * ROWS * HIDDEN;
 }
-__device__ __forceinline__ uint16_t* q_of(const Context& c, int layer) {
-  const unsigned n = EARLY_Q ? (unsigned)(c.p.step + c.step) * N_LAYERS + layer : 0;
-  return c.p.q + (long long)(n & 1) * (ROWS * N_KV_HEADS * DIM_TILES * COLUMNS * 16);
+__device__ __forceinline__ void put_x(float* at, float value) {
+  ptx::st_relaxed((uint32_t*)at, __float_as_uint(value));
 }
-__device__ __forceinline__ bool absent_half(uint32_t w) {
-  return (w & 0xffffu) == 0xffffu || w >> 16 == 0xffffu;
+__device__ __forceinline__ void make_absent(float* at) {
+  ptx::st_relaxed((uint32_t*)at, ABSENT);
 }
-// Somebody polls words: has it taken too long?
+__device__ __forceinline__ bool any_absent(const uint4& v) {
+  return v.x == ABSENT || v.y == ABSENT || v.z == ABSENT || v.w == ABSENT;
+}
+__device__ __forceinline__ bool reads_early(const Params& p, const Task& task) {
+  return p.rows <= EARLY_ROWS && task.flags & FLAG_EARLY;
+}
+__device__ __forceinline__ uint32_t version(const Context& c, int layer) {
+  return (uint32_t)(c.p.step + c.step) * N_LAYERS + layer + 1;
+}
+
+// Has somebody who looks for words since then waited for too long?
 __device__ __noinline__ bool too_long(uint64_t since, Place place) {
   Shared& s = *(Shared*)ptx::shared_memory();
   if (look(s.ended)) return true;
@@ -633,6 +628,16 @@ __device__ __noinline__ bool too_long(uint64_t since, Place place) {
   set(s.gave_up, 1);
   return true;
 }
+// Counts the looks at words that are not there.
+struct Patience {
+  uint64_t since = 0;
+  int looks = 0;
+  __device__ __forceinline__ bool over(Place place) {
+    ptx::pause();
+    if (since == 0) since = ptx::now_ns();
+    return (++looks & 63) == 0 && too_long(since, place);
+  }
+};
 
 // ---- 6 run-time work ---------------------------------------------------------------------------
 // Loader and consumers compute the same lists from the same inputs: positions, page tables, routes.
@@ -719,9 +724,11 @@ __device__ __forceinline__ void share_gate_up(Context& c, const Task& task) {
 }
 // Half of that share: runs of granules, each within one expert.
 struct Segment {
-  int active, granule, count, left;
-  __device__ __forceinline__ Segment(const Route& r, int half, int blocks)
-      : active(r.active[half]), granule(r.granule[half]), left(r.unit[half + 1] - r.unit[half]) {
+  int active = 0, granule = 0, count = 0, left = 0;
+  __device__ __forceinline__ void begin(const Route& r, int half, int blocks) {
+    active = r.active[half];
+    granule = r.granule[half];
+    left = r.unit[half + 1] - r.unit[half];
     cut(blocks);
   }
   __device__ __forceinline__ void cut(int blocks) {
@@ -768,38 +775,26 @@ __device__ __forceinline__ void clear_scores(Context& c) {
 __device__ __forceinline__ void find_experts(Context& c, int layer) {
   constexpr int PER_LANE = (N_EXPERTS + 31) / 32;
   Route& r = c.s.route;
+  const uint32_t want = version(c, layer);
   uint32_t active = 0;  // bit q: some row took expert lane + 32 q
   ROLL for (int row = 0; row < c.p.rows; row++) {
     uint32_t key[PER_LANE], expert_of[PER_LANE];
-    if (TAGGED) {
-      const uint32_t tag = (unsigned)(c.p.step + c.step) * N_LAYERS + layer + 1;
-      uint64_t since = 0;
-      ROLL for (int spin = 1;; spin++) {
-        bool missing = false;
-        UNROLL for (int q = 0; q < PER_LANE; q++) {
-          expert_of[q] = c.lane + 32 * q;
-          key[q] = 0;
-          if (expert_of[q] < N_EXPERTS) {
-            const uint64_t w =
-                ptx::ld_relaxed((const uint64_t*)c.p.router_logits + row * N_EXPERTS + expert_of[q]);
-            missing |= (uint32_t)(w >> 32) != tag;
-            key[q] = route_key(__uint_as_float((uint32_t)w));
-          }
+    Patience patience;
+    ROLL for (;;) {
+      bool missing = false;
+      UNROLL for (int q = 0; q < PER_LANE; q++) {
+        expert_of[q] = c.lane + 32 * q;
+        key[q] = 0;
+        if (expert_of[q] < N_EXPERTS) {
+          const uint64_t word = ptx::ld_relaxed(c.p.router_logits + row * N_EXPERTS + expert_of[q]);
+          missing |= (uint32_t)(word >> 32) != want;
+          key[q] = route_key(__uint_as_float((uint32_t)word));
         }
-        if (__ballot_sync(ALL, missing) == 0) break;
-        if (since == 0) since = ptx::now_ns();
-        if ((spin & 63) == 0) {
-          const bool late = too_long(since, Place{WAIT_ROUTE, c.task, layer});
-          if (__ballot_sync(ALL, late) != 0) { c.stopped = true; return; }
-        }
-        ptx::pause();
       }
-    } else
-    UNROLL for (int q = 0; q < PER_LANE; q++) {
-      expert_of[q] = c.lane + 32 * q;
-      key[q] = 0;
-      if (expert_of[q] < N_EXPERTS)
-        key[q] = route_key(c.p.router_logits[row * N_EXPERTS + expert_of[q]]);
+      if (__ballot_sync(ALL, missing) == 0) break;
+      const bool late = patience.over(Place{WAIT_ROUTE, c.task, layer});
+      c.stopped = __ballot_sync(ALL, late) != 0;
+      if (c.stopped) return;
     }
     // Descending; of equal keys the lower expert stays first.
     UNROLL for (int last = PER_LANE - 1; last > 0; last--) UNROLL for (int q = 0; q < last; q++) {
@@ -892,13 +887,13 @@ struct Stream {
     in_flight--;
   }
   // A run of consecutive tiles. The consumers take runs in the same order.
-  __device__ __forceinline__ void run(const uint4* tiles, int n_tiles, int more) {
+  __device__ __forceinline__ void run(const uint4* tiles, int n_tiles) {
     ROLL for (; n_tiles > 0 && !c.stopped; n_tiles -= STAGE_TILES, tiles += STAGE_TILES * LANES) {
       wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);
       const int most = look(c.s.waiting) ? IN_FLIGHT_WAITING
                        : c.p.rows > 4    ? IN_FLIGHT_BATCH
                                          : IN_FLIGHT;
-      ROLL while (in_flight >= most + more && !c.stopped) wait_landed();
+      ROLL while (in_flight >= most && !c.stopped) wait_landed();
       c.stopped = __ballot_sync(ALL, c.stopped) != 0;
       if (c.stopped) return;
       ptx::copy_async(c.s.ring[c.ring.slot], tiles,
@@ -934,7 +929,7 @@ __device__ void loader(Context& c, int begin, int end) {
   };
   auto unpack = [](int word) {
     Task task;
-    UNROLL for (int i = 0; i < WORDS; i++) ((int*)&task)[i] = __shfl_sync(ALL, word, i);
+    UNROLL for (int i = 0; i < WORDS; i++)((int*)&task)[i] = __shfl_sync(ALL, word, i);
     return task;
   };
   int soon = fetch(begin), later = fetch(begin + 1);
@@ -958,14 +953,6 @@ __device__ void loader(Context& c, int begin, int end) {
       const long long block = (long long)task.k_tiles * LANES;  // uint4 of a row block
       const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
       if (routed && task.layer != routed_layer) {
-        if (L2_PARTS > 0 && c.task + 3 < end) {
-          const Task o = c.p.tasks[c.task + 3];
-          if (o.op == OP_O_PROJ) {
-            const uint32_t part = (uint32_t)o.count * o.k_tiles * TILE_BYTES / 32;
-            const char* at = (const char*)(c.p.weights + ((long long)o.weights + (long long)o.first * o.k_tiles) * LANES);
-            if (c.lane < L2_PARTS) ptx::prefetch_l2(at + (long long)c.lane * part, part);
-          }
-        }
         wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
         c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
         if (c.stopped) break;
@@ -984,8 +971,11 @@ __device__ void loader(Context& c, int begin, int end) {
       // How many runs the task has, and which.
       int n_runs =
           task.op == OP_ROUTER || task.op == OP_QKV || task.op == OP_O_PROJ || task.op == OP_HEAD;
-      Segment part(route, task.first % 2, task.blocks);
-      if (task.op == OP_GATE_UP) n_runs = N_EXPERTS;  // at most: ends with the last granule
+      Segment part;
+      if (task.op == OP_GATE_UP) {
+        part.begin(route, task.first % 2, task.blocks);
+        n_runs = N_EXPERTS;  // at most: ends with the last granule
+      }
       if (task.op == OP_DOWN) n_runs = task.count * route.n_active;
       if (task.op == OP_ATTENTION) n_runs = 1 << 30;  // ends with the last item
       int expert = 0, row_block = task.first;
@@ -1009,7 +999,7 @@ __device__ void loader(Context& c, int begin, int end) {
           tiles = c.p.kv + __shfl_sync(ALL, pages.tile, i % 32) * LANES;
           n_tiles = RUN_TILES;
         }
-        stream.run(tiles, n_tiles, task.op == OP_DOWN ? DOWN_MORE : task.op == OP_HEAD ? HEAD_MORE : 0);
+        stream.run(tiles, n_tiles);
       }
       if (task.flags & FLAG_RELEASE) warp_arrive(c, &c.s.route_empty);
       if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
@@ -1083,7 +1073,7 @@ constexpr int EXPERT_TILES =  // a warp's tiles of an expert in DOWN
 constexpr bool STAGES_FIT = N_TILES == 1 && STAGE_TILES == SPAN && HIDDEN_TILES % SPAN == 0 &&
                             Q_WIDTH / 16 % SPAN == 0 && X_STAGES <= 2 && O_STAGES <= 4;
 constexpr bool EXPERTS_FIT = N_TILES == 1 && EXPERT_WIDTH % (16 * CONSUMERS) == 0 &&
-                             EXPERT_WIDTH / 16 <= STAGE_TILES && EXPERT_TILES <= TILES && EXPERT_TILES % 2 == 0;
+                             EXPERT_WIDTH / 16 <= STAGE_TILES && EXPERT_TILES <= TILES;
 constexpr int AHEAD = 2;  // experts in DOWN whose activations are on their way
 
 // A chain whose tiles may lie across stages anywhere: small models, and more than eight rows. One
@@ -1143,17 +1133,6 @@ __device__ __forceinline__ void chain_stage(Context& c, float (&acc)[4], const u
   leave_stage(c);
 }
 
-template <int N>
-__device__ __forceinline__ void take_half(Context& c, uint4 (&a)[N], int half) {
-  if (half == 0) {
-    wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
-    if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
-  }
-  const uint4* tiles = (const uint4*)c.s.ring[c.ring.slot] + c.thread + half * N * CONSUMERS * LANES;
-  UNROLL for (int i = 0; i < N; i++) a[i] = tiles[i * CONSUMERS * LANES];
-  if (half == 1) leave_stage(c);
-}
-
 // The activations of a whole product in registers: loaded once, used for every block.
 template <int N_STAGES>
 struct Resident {
@@ -1169,16 +1148,6 @@ struct Resident {
   }
   __device__ __forceinline__ Sums multiply(Context& c) const {
     Sums sums = {};
-    if (PIPE) {
-      constexpr int HALF = TILES / 2;
-      uint4 a[2][HALF];
-      take_half(c, a[0], 0);
-      UNROLL for (int h = 0; h < 2 * N_STAGES; h++) {
-        if (h + 1 < 2 * N_STAGES) take_half(c, a[(h + 1) & 1], (h + 1) & 1);
-        UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(sums.v[0], a[h & 1][i], x[h / 2][h % 2 * HALF + i]);
-      }
-      return sums;
-    }
     UNROLL for (int stage = 0; stage < N_STAGES; stage++) chain_stage(c, sums.v[0], x[stage]);
     return sums;
   }
@@ -1215,23 +1184,6 @@ __device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
         }
       };
       UNROLL for (int j = 0; j < AHEAD; j++) fetch(ahead[j], j);
-      if (PIPE_DOWN) {
-        constexpr int HALF = EXPERT_TILES < 2 ? 1 : EXPERT_TILES / 2;
-        uint4 a[2][HALF];
-        if (n_active > 0) take_half(c, a[0], 0);
-        ROLL for (int base = 0; base < n_active; base += AHEAD)
-            UNROLL for (int j = 0; j < AHEAD; j++) {
-          if (base + j >= n_active) break;
-          take_half(c, a[1], 1);
-          Sums part = {};
-          UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(part.v[0], a[0][i], ahead[j][i]);
-          if (base + j + 1 < n_active) take_half(c, a[0], 0);
-          UNROLL for (int i = 0; i < HALF; i++) ptx::mma_m16n8k16(part.v[0], a[1][i], ahead[j][(HALF + i) % EXPERT_TILES]);
-          add_expert(c, sums, part, route.score[route.expert[base + j]]);
-          fetch(ahead[j], base + j + AHEAD);
-        }
-        return sums;
-      }
       ROLL for (int base = 0; base < n_active; base += AHEAD)
           UNROLL for (int j = 0; j < AHEAD; j++) {
         if (base + j >= n_active) break;
@@ -1280,31 +1232,23 @@ __device__ __forceinline__ void fetch_gamma(Context& c, int layer) {
 // way from L2.
 __device__ __forceinline__ void load_normed(Context& c, int layer) {
   constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS, SIDE = 4;
-  const float4* x = (const float4*)x_of(c, layer);
+  const uint4* x = (const uint4*)x_of(c, layer);
   ROLL for (int base = 0; base < c.p.rows; base += SIDE) {
     float4 v[SIDE][PER];
-    if (EARLY_X) {
-      uint64_t since = 0;
-      ROLL for (int spin = 1;; spin++) {
-        bool missing = false;
-        UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
-          v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-          if (base + j < c.p.rows && c.thread + i * EACH < QUADS) {
-            const uint4 w = ptx::ld_relaxed((const uint4*)x + (base + j) * QUADS + c.thread + i * EACH);
-            missing |= w.x == ABSENT || w.y == ABSENT || w.z == ABSENT || w.w == ABSENT;
-            v[j][i] = float4{__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
-          }
+    Patience patience;
+    ROLL for (;;) {  // once, if the counter of x has been waited for
+      bool missing = false;
+      UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
+        v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        if (base + j < c.p.rows && c.thread + i * EACH < QUADS) {
+          const uint4 quad = ptx::ld_relaxed(x + (base + j) * QUADS + c.thread + i * EACH);
+          missing |= any_absent(quad);
+          v[j][i] = float4{__uint_as_float(quad.x), __uint_as_float(quad.y),
+                           __uint_as_float(quad.z), __uint_as_float(quad.w)};
         }
-        if (!missing || c.stopped) break;
-        if (since == 0) since = ptx::now_ns();
-        if ((spin & 63) == 0) c.stopped = too_long(since, Place{WAIT_COUNTER, c.task, 0});
-        ptx::pause();
       }
-    } else
-    UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
-      v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-      if (base + j < c.p.rows && c.thread + i * EACH < QUADS)
-        v[j][i] = x[(base + j) * QUADS + c.thread + i * EACH];
+      if (!missing || c.stopped) break;
+      c.stopped = patience.over(Place{WAIT_X, c.task, layer});
     }
     float sum[SIDE];
     UNROLL for (int j = 0; j < SIDE; j++) {
@@ -1354,30 +1298,21 @@ __device__ __forceinline__ void finish(const Context& c, const Task& task, int o
   float v = total(c.s, c.buffer, r, row);
   switch (task.op) {
     case OP_ROUTER:
-      if (out < N_EXPERTS) {
-        if (TAGGED)
-          ptx::st_relaxed((uint64_t*)c.p.router_logits + row * N_EXPERTS + out,
-                          (uint64_t)((unsigned)(c.p.step + c.step) * N_LAYERS + task.layer + 1) << 32 | __float_as_uint(v));
-        else
-          c.p.router_logits[row * N_EXPERTS + out] = v;
-      }
+      if (out < N_EXPERTS)
+        ptx::st_relaxed(c.p.router_logits + row * N_EXPERTS + out,
+                        (uint64_t)version(c, task.layer) << 32 | __float_as_uint(v));
       break;
     case OP_QKV: {  // q in the B order of the attention products; k and v as plain vectors
       const int dim = out % HEAD_DIM;
       if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
         const float other = total(c.s, c.buffer, r ^ 1, row);  // of the pair (2i, 2i + 1)
-        const float* angle =                                   // cos, sin
-            ROPE_SHARED ? c.s.rope[row] + dim / 2 * 2 : c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM + dim / 2 * 2;
+        const float* angle = c.s.rope[row] + dim / 2 * 2;      // cos, sin
         v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
       }
       if (out < Q_WIDTH) {
         const int head = out / HEAD_DIM;
         const int tile = (row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
-        const int at = (tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16);
-        if (EARLY_Q)
-          ptx::st_relaxed(q_of(c, task.layer) + at, float_to_bf16(v));
-        else
-          c.p.q[at] = float_to_bf16(v);
+        c.p.q[(tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16)] = float_to_bf16(v);
       } else if (out < Q_WIDTH + KV_WIDTH) {
         c.p.k_new[row * KV_WIDTH + out - Q_WIDTH] = float_to_bf16(v);
       } else {
@@ -1419,19 +1354,13 @@ __device__ __forceinline__ void load_before(const Context& c, const float* from,
     if (r < 16 && row < c.p.rows) before[i] = from[row * HIDDEN + first_out + r];
   }
 }
-__device__ __forceinline__ void store_after(Context& c, const Sums& sums, float* to, int block,
-                                            int first_out, const float (&before)[EACH],
-                                            float* old = nullptr) {
+template <typename Store>
+__device__ __forceinline__ void store_after(Context& c, const Sums& sums, int block, int first_out,
+                                            const float (&before)[EACH], Store store) {
   exchange(c, sums);
   UNROLL for (int i = 0; i < EACH; i++) {
     const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
-    if (EARLY_X) {
-      if (r < 16 && row < c.p.rows)
-        ptx::st_relaxed((uint32_t*)to + row * HIDDEN + first_out + r,
-                        __float_as_uint(before[i] + total(c.s, c.buffer, r, row)));
-      if (old != nullptr && r < 16) ptx::st_relaxed((uint32_t*)old + row * HIDDEN + first_out + r, ABSENT);
-    } else if (r < 16 && row < c.p.rows)
-      to[row * HIDDEN + first_out + r] = before[i] + total(c.s, c.buffer, r, row);
+    if (r < 16) store(row, row * HIDDEN + first_out + r, before[i] + total(c.s, c.buffer, r, row));
   }
 }
 
@@ -1444,8 +1373,11 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
   }
   const bool gate_up = task.op == OP_GATE_UP;
   const int n = gate_up ? 8 : 16;  // outputs of one block
-  Segment run(c.s.route, task.first % 2, task.blocks);
-  if (!gate_up) run.active = 0, run.granule = task.first, run.count = run.left = task.count;
+  Segment run;
+  if (gate_up)
+    run.begin(c.s.route, task.first % 2, task.blocks);
+  else
+    run.granule = task.first, run.count = run.left = task.count;
   Resident<STAGES_FIT ? X_STAGES : 1> x;
   if constexpr (STAGES_FIT) x.load(c, c.s.activation, ROWS);
   Reader reader{c};
@@ -1462,14 +1394,9 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
       exchange(c, sums);
       UNROLL for (int i = 0; i < EACH; i++) {
         const int at = element(c, i, block, n), r = at / ROWS, row = at % ROWS;
-        if (r < n && row < c.p.rows)
+        // Router logits of all rows: none is left with the version of long ago.
+        if (r < n && (row < c.p.rows || task.op == OP_ROUTER))
           finish(c, task, (run.granule + block) * n + r, r, row, h, best);
-        const int out = (run.granule + block) * n + r;
-        if (EARLY_Q && task.op == OP_QKV && r < n && out < Q_WIDTH) {
-          const int head = out / HEAD_DIM, dim = out % HEAD_DIM;
-          const int tile = (row * N_KV_HEADS + head / GROUP) * DIM_TILES + dim / 16;
-          ptx::st_relaxed(q_of(c, task.layer + 1) + (tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16), (uint16_t)0xffff);
-        }
       }
     }
     reader.close();
@@ -1492,7 +1419,9 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
     else
       sums = chain(c, reader, block * task.k_tiles, task.k_tiles, (const uint2*)c.p.attn, ROWS,
                    wanted_rows(c, nullptr));
-    store_after(c, sums, c.p.x_mid, block, first_out, before);
+    store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
+      if (row < c.p.rows) c.p.x_mid[at] = value;
+    });
   }
   reader.close();
 }
@@ -1500,13 +1429,16 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
 // x of the next layer <- x_mid + experts. This SM owns the same rows as in `o_proj`: attention and
 // all experts add up here.
 __device__ __forceinline__ void down(Context& c, const Task& task) {
-  float* x_next = x_of(c, task.layer + 1);
+  float *x_next = x_of(c, task.layer + 1), *x_old = x_of(c, task.layer);
   float before[EACH];
   ROLL for (int block = 0; block < task.count; block++) {
     const int first_out = (task.first + block) * 16;
     load_before(c, c.p.x_mid, block, first_out, before);
     const Sums sums = multiply_experts(c, task.k_tiles);
-    store_after(c, sums, x_next, block, first_out, before, x_of(c, task.layer));
+    store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
+      if (row < c.p.rows) put_x(x_next + at, value);
+      make_absent(x_old + at);  // of all rows: a later launch may have more
+    });
   }
 }
 
@@ -1566,24 +1498,7 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   AttentionItem item = attention_item(c.s, rows, c.step, task.window, i);
   auto load_q = [&] {
     const uint2* from =
-        (const uint2*)q_of(c, task.layer) + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
-    if (EARLY_Q) {
-      uint64_t since = 0;
-      ROLL for (int spin = 1;; spin++) {
-        bool missing = false;
-        UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
-          q[dt] = uint2{0u, 0u};
-          if (c.group < GROUP && item.row >= 0) {
-            q[dt] = ptx::ld_relaxed(from + dt * LANES);
-            missing |= absent_half(q[dt].x) || absent_half(q[dt].y);
-          }
-        }
-        if (__ballot_sync(ALL, missing && !c.stopped) == 0) break;
-        if (since == 0) since = ptx::now_ns();
-        if ((spin & 63) == 0) c.stopped = too_long(since, Place{WAIT_COUNTER, c.task, 0});
-        ptx::pause();
-      }
-    } else
+        (const uint2*)c.p.q + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
     UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
       q[dt] = uint2{0u, 0u};
       if (c.group < GROUP && item.row >= 0) q[dt] = from[dt * LANES];
@@ -1596,11 +1511,6 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     const int chunk_key = (range.chunk + now.chunk) * CHUNK;  // absolute
     const NewKeys fresh = {range.last - c.s.earlier[now.row], range.last - now.row};
     const bool has_fresh = chunk_key + CHUNK > fresh.first;
-    if (EARLY_Q && has_fresh) {
-      if (c.lane == 0) wait_counter(c, task.wait, task.wait_count);
-      c.stopped = __ballot_sync(ALL, c.stopped) != 0;
-      __syncwarp();
-    }
     const int first = now.first_page - chunk_key / PAGE, last = now.last_page - chunk_key / PAGE;
 
     // All stages of the chunk, or of its keys. They are let go of together.
@@ -1875,9 +1785,7 @@ __device__ void helper(Context& c, int begin, int end) {
         clear_scores(c);
       }
       if (TRACE && !routed && c.lane == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
-      const int counter = routed ? task.route_wait : task.wait;
-      if (c.lane == 0 && counter >= 0 && !(TAGGED && routed))
-        wait_counter(c, counter, routed ? task.route_count : task.wait_count);
+      if (c.lane == 0 && !routed && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       __syncwarp();  // lane 0's acquire now orders the inputs before every lane
       if (c.stopped) return;
@@ -1908,11 +1816,9 @@ __device__ void helper(Context& c, int begin, int end) {
       if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
       warp_arrive(c, &c.s.route_full);
       phase ^= 1;
-      if (TAGGED) {
-        if (c.lane == 0 && counter >= 0) wait_counter(c, counter, task.route_count);
-        c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
-        if (c.stopped) return;
-      }
+      // Only now, with time to spare: who wrote the logits has also seen all keys that the step
+      // before appended. The loader, which waits for the next route, may copy them after it.
+      if (c.lane == 0 && task.route_wait >= 0) wait_counter(c, task.route_wait, task.route_count);
     }
   }
 }
@@ -1924,12 +1830,12 @@ __device__ __forceinline__ void embed(Context& c, const Task& task) {
   const uint16_t* tiles = (const uint16_t*)c.p.weights;
   ROLL for (int i = c.thread; i < ROWS * task.count * 16; i += CONSUMERS * 32) {
     const int row = i / (task.count * 16), k = task.first * 16 + i % (task.count * 16);
-    ptx::st_relaxed((uint32_t*)x_of(c, 1) + row * HIDDEN + k, ABSENT);
+    make_absent(x_of(c, 1) + row * HIDDEN + k);
     if (row >= c.p.rows) continue;
     const int token = c.s.tokens[row];
     const long long tile = task.weights + (long long)(token >> 4) * HIDDEN_TILES + (k >> 4);
     const float value = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
-    ptx::st_relaxed((uint32_t*)x_of(c, 0) + row * HIDDEN + k, __float_as_uint(value));
+    put_x(x_of(c, 0) + row * HIDDEN + k, value);
   }
 }
 
@@ -1993,7 +1899,7 @@ __device__ void waiter(Context& c, int begin, int end) {
         route_phase ^= 1;
       }
       if (c.lane == 0 && task.wait >= 0)
-        wait_counter(c, task.wait, task.wait_count, 1, early(task.op, (int)c.p.rows));
+        wait_counter(c, task.wait, task.wait_count, 1, reads_early(c.p, task));
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       if (c.stopped && c.lane == 0) task.op = OP_STOP;
       warp_arrive(c, &c.s.ready[at.slot]);
@@ -2008,10 +1914,11 @@ __device__ void waiter(Context& c, int begin, int end) {
   }
 }
 
+// The angles of this step, for RoPE in every layer.
 __device__ __forceinline__ void load_rope(Context& c) {
-  if (ROPE_SHARED) ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
-    c.s.rope[i / HEAD_DIM][i % HEAD_DIM] =
-        c.p.rope[(long long)(c.s.positions[i / HEAD_DIM] + c.step) * HEAD_DIM + i % HEAD_DIM];
+  ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
+      c.s.rope[i / HEAD_DIM][i % HEAD_DIM] =
+      c.p.rope[(long long)(c.s.positions[i / HEAD_DIM] + c.step) * HEAD_DIM + i % HEAD_DIM];
 }
 
 // A list that does not end with SAMPLE is a part of a step: its last record ends the launch.
@@ -2069,7 +1976,7 @@ __device__ void signaller(Context& c, int end) {
     if (op == OP_STOP) return;
     if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
     if (c.lane == 0 && signal >= 0) {
-      if ((EARLY_X && (op == OP_DOWN || op == OP_EMBED)) || (EARLY_Q && op == OP_QKV))
+      if (op == OP_DOWN)  // announces x; in every launch, since this word only grows, too
         ptx::red_relaxed_add(c.p.counters + signal * COUNTER_STRIDE + 1, 1);
       ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
     }
