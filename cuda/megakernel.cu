@@ -49,6 +49,30 @@ __device__ __forceinline__ int ld_relaxed(const int* p) {
 __device__ __forceinline__ void red_release_add(int* p, int v) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// Words that tell by themselves whether they have been written need no order, only that each
+// arrives in one piece.
+__device__ __forceinline__ void red_relaxed_add(int* p, int v) {
+  asm volatile("red.relaxed.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ uint4 ld_relaxed(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ uint64_t ld_relaxed(const uint64_t* p) {
+  uint64_t v;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ void st_relaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void st_relaxed(uint64_t* p, uint64_t v) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
 // The same for words that the host reads or writes while the kernel runs.
 __device__ __forceinline__ void st_release_host(int* p, int v) {
   asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -206,10 +230,11 @@ constexpr uint32_t ALL = 0xffffffffu;  // all lanes of a warp
 // Stages asked for and not there yet; more than the ring has would alias the parity of a barrier.
 constexpr int IN_FLIGHT = 2 < RING_STAGES ? 2 : RING_STAGES;        // 64 KB
 constexpr int IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3 : RING_STAGES;  // with more than four rows
-constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for x or q
-constexpr int MERGE_ROWS = 2;         // up to so many rows the consumers do MERGE, else the helper
-constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
-    1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;
+constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for another SM's results
+constexpr int MERGE_ROWS = 1;         // up to so many rows the consumers do MERGE, else the helper
+constexpr int EARLY_ROWS = 2;    // up to so many rows x is read before its counter: see `arrived`
+constexpr int HOLD_BACK_AFTER =  // tasks before such a wait
+    1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 << OP_DOWN;
 
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
               "widths are whole tiles");
@@ -355,6 +380,9 @@ struct Route {
   alignas(16) float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
   int expert[MAX_ACTIVE];                    // ascending
   int n_active;
+  // This SM's share of GATE_UP, granules numbered through all active experts: begin, middle, end;
+  // and where its halves begin, as active expert and granule.
+  int unit[3], active[2], granule[2];
 };
 
 constexpr int TASK_SLOTS = 4;  // records that the waiter may be ahead
@@ -377,6 +405,7 @@ struct Shared {
   float squares[ROWS][CONSUMERS];      // RMSNorm
   Best best[CONSUMERS][ROWS];          // HEAD
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
+  float rope[ROWS][HEAD_DIM];  // cos and sin of the position of this step
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
   alignas(
@@ -418,7 +447,7 @@ struct Context {
   Shared& s;
   int thread, warp, lane, group, quad;  // group = lane / 4 and quad = lane % 4: row and column of
                                         // a fragment
-  int task = 0, slot = 0;               // record that is being worked on, and its place
+  int task = 0;                         // record that is being worked on
   int step = 0;                         // of this launch
   int buffer = 0;                       // of Shared::partial
   int normed = -1;                      // layer whose normed x is in Shared::activation
@@ -440,7 +469,8 @@ enum WaitCode {
   WAIT_EMPTY = 3,
   WAIT_ROUTE = 4,
   NOT_FINITE = 5,
-  WAIT_TASK = 6
+  WAIT_TASK = 6,
+  WAIT_X = 7
 };
 
 // Where a thread waits, for the report.
@@ -530,8 +560,8 @@ __device__ __noinline__ bool poll_record(uint64_t* bar, uint32_t parity, Place p
 // One lane polls: the acquire orders the producers' writes before this lane, the barrier that the
 // caller arrives at passes that on.
 __device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals,
-                                             int of_this_step = 1) {
-  const int* at = c.p.counters + counter * COUNTER_STRIDE;
+                                             int of_this_step = 1, int word = 0) {
+  const int* at = c.p.counters + counter * COUNTER_STRIDE + word;
   // Monotonic: never reset between steps or launches.
   const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + c.step + of_this_step));
   if (c.stopped || reached(ptx::ld_acquire(at), want)) return;
@@ -559,6 +589,55 @@ __device__ __forceinline__ void warp_arrive(const Context& c, uint64_t* bar) {
 __device__ __forceinline__ void consumers_sync() {
   ptx::bar_sync(1, CONSUMERS * 32);
 }
+
+// Words that announce themselves. A counter that is signalled with release comes a microsecond
+// after the data, because the release waits until memory has confirmed them. Where everybody waits,
+// the data themselves say that they are there:
+//   router logits   carry a number that grows with every layer and step (`version`);
+//   x               is ABSENT, a NaN that no arithmetic makes, until DOWN has written it. DOWN makes
+//                   the x that it no longer needs ABSENT; EMBED does so for the other copy.
+// So that nobody polls many words for long, x is looked at once its writers have announced it: in
+// the word beside their counter, without release. The counter itself follows, and whoever needs
+// more than x waits for it (GATE_UP). `mkref/plan/hazards.py` checks that this is enough.
+constexpr uint32_t ABSENT = 0xffffffffu;
+
+__device__ __forceinline__ float* x_of(const Context& c, int layer) {
+  return c.p.x + (long long)(layer & 1) * ROWS * HIDDEN;
+}
+__device__ __forceinline__ void put_x(float* at, float value) {
+  ptx::st_relaxed((uint32_t*)at, __float_as_uint(value));
+}
+__device__ __forceinline__ void make_absent(float* at) {
+  ptx::st_relaxed((uint32_t*)at, ABSENT);
+}
+__device__ __forceinline__ bool any_absent(const uint4& v) {
+  return v.x == ABSENT || v.y == ABSENT || v.z == ABSENT || v.w == ABSENT;
+}
+__device__ __forceinline__ bool reads_early(const Params& p, const Task& task) {
+  return p.rows <= EARLY_ROWS && task.flags & FLAG_EARLY;
+}
+__device__ __forceinline__ uint32_t version(const Context& c, int layer) {
+  return (uint32_t)(c.p.step + c.step) * N_LAYERS + layer + 1;
+}
+
+// Has somebody who looks for words since then waited for too long?
+__device__ __noinline__ bool too_long(uint64_t since, Place place) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  if (look(s.ended)) return true;
+  if (!expired(s.params, since + s.params.timeout_ns, place, 0, 0)) return false;
+  set(s.gave_up, 1);
+  return true;
+}
+// Counts the looks at words that are not there.
+struct Patience {
+  uint64_t since = 0;
+  int looks = 0;
+  __device__ __forceinline__ bool over(Place place) {
+    ptx::pause();
+    if (since == 0) since = ptx::now_ns();
+    return (++looks & 63) == 0 && too_long(since, place);
+  }
+};
 
 // ---- 6 run-time work ---------------------------------------------------------------------------
 // Loader and consumers compute the same lists from the same inputs: positions, page tables, routes.
@@ -628,29 +707,40 @@ __device__ __forceinline__ int share_beside(int total, int other, int n_slots, i
 }
 
 // The granules (8 outputs: 8 gate and 8 up rows) of all active experts are numbered through, and a
-// slot owns one range of them. A segment is the part of that range within one expert.
+// slot owns one range of them; a task is one half of it.
+// The loader and the consumers need it at once, so the helper works it out, lane 0 the begin and
+// lane 1 the end.
+__device__ __forceinline__ void share_gate_up(Context& c, const Task& task) {
+  Route& r = c.s.route;
+  const int slot = task.first / 2, n_slots = task.count / 2, total = r.n_active * task.blocks;
+  const int at = share_beside(total, task.index, n_slots, slot + (c.lane > 0));
+  const int begin = __shfl_sync(ALL, at, 0), end = __shfl_sync(ALL, at, 1);
+  const int unit = c.lane == 0 ? begin : c.lane == 1 ? begin + (end - begin + 1) / 2 : end;
+  if (c.lane < 3) r.unit[c.lane] = unit;
+  if (c.lane < 2) {
+    r.active[c.lane] = unit / task.blocks;
+    r.granule[c.lane] = unit % task.blocks;
+  }
+}
+// Half of that share: runs of granules, each within one expert.
 struct Segment {
-  int active, granule, count;
+  int active = 0, granule = 0, count = 0, left = 0;
+  __device__ __forceinline__ void begin(const Route& r, int half, int blocks) {
+    active = r.active[half];
+    granule = r.granule[half];
+    left = r.unit[half + 1] - r.unit[half];
+    cut(blocks);
+  }
+  __device__ __forceinline__ void cut(int blocks) {
+    count = left < blocks - granule ? left : blocks - granule;
+  }
+  __device__ __forceinline__ void next(int blocks) {
+    left -= count;
+    granule = 0;
+    active++;
+    cut(blocks);
+  }
 };
-__device__ __forceinline__ void gate_up_share(const Task& task, int n_active, int& begin,
-                                              int& end) {
-  const int total = n_active * task.blocks, slot = task.first / 2, n_slots = task.count / 2;
-  begin = share_beside(total, task.index, n_slots, slot);
-  end = share_beside(total, task.index, n_slots, slot + 1);
-  const int middle = begin + (end - begin + 1) / 2;  // the task is one half of the slot's share
-  if (task.first % 2 == 0)
-    end = middle;
-  else
-    begin = middle;
-}
-__device__ __noinline__ Segment segment(int blocks, int unit, int end) {
-  Segment s;
-  s.active = unit / blocks;
-  s.granule = unit - s.active * blocks;
-  const int left = blocks - s.granule;
-  s.count = end - unit < left ? end - unit : left;
-  return s;
-}
 
 // With few rows everybody waits for the merge of attention, so the consumers do it.
 __device__ __forceinline__ bool consumers_merge(const Params& p) {
@@ -682,17 +772,29 @@ __device__ __forceinline__ void clear_scores(Context& c) {
 // The top-k of every row, by one warp. It is on everybody's path, and one warp is slow: what counts
 // is the number of dependent instructions. Lane l has experts l, l + 32, ... of a row, sorted; the
 // largest of all lanes is taken k times, and lane i keeps the i-th.
-__device__ __forceinline__ void find_experts(Context& c) {
+__device__ __forceinline__ void find_experts(Context& c, int layer) {
   constexpr int PER_LANE = (N_EXPERTS + 31) / 32;
   Route& r = c.s.route;
+  const uint32_t want = version(c, layer);
   uint32_t active = 0;  // bit q: some row took expert lane + 32 q
   ROLL for (int row = 0; row < c.p.rows; row++) {
     uint32_t key[PER_LANE], expert_of[PER_LANE];
-    UNROLL for (int q = 0; q < PER_LANE; q++) {
-      expert_of[q] = c.lane + 32 * q;
-      key[q] = 0;
-      if (expert_of[q] < N_EXPERTS)
-        key[q] = route_key(c.p.router_logits[row * N_EXPERTS + expert_of[q]]);
+    Patience patience;
+    ROLL for (;;) {
+      bool missing = false;
+      UNROLL for (int q = 0; q < PER_LANE; q++) {
+        expert_of[q] = c.lane + 32 * q;
+        key[q] = 0;
+        if (expert_of[q] < N_EXPERTS) {
+          const uint64_t word = ptx::ld_relaxed(c.p.router_logits + row * N_EXPERTS + expert_of[q]);
+          missing |= (uint32_t)(word >> 32) != want;
+          key[q] = route_key(__uint_as_float((uint32_t)word));
+        }
+      }
+      if (__ballot_sync(ALL, missing) == 0) break;
+      const bool late = patience.over(Place{WAIT_ROUTE, c.task, layer});
+      c.stopped = __ballot_sync(ALL, late) != 0;
+      if (c.stopped) return;
     }
     // Descending; of equal keys the lower expert stays first.
     UNROLL for (int last = PER_LANE - 1; last > 0; last--) UNROLL for (int q = 0; q < last; q++) {
@@ -818,19 +920,35 @@ __device__ void loader(Context& c, int begin, int end) {
   Stream stream{c};
   TaskPosition at;
   uint32_t route_phase = 0;
-  Pages pages = {0, false};
+  // Records come from L2, a microsecond away, and this warp must not stand still: each is asked for
+  // two tasks before its turn. Lane l holds word l.
+  constexpr int WORDS = sizeof(Task) / 4;
+  auto fetch = [&](int number) {
+    const int* words = (const int*)(c.p.tasks + (number < end ? number : begin));
+    return c.lane < WORDS ? words[c.lane] : 0;
+  };
+  auto unpack = [](int word) {
+    Task task;
+    UNROLL for (int i = 0; i < WORDS; i++)((int*)&task)[i] = __shfl_sync(ALL, word, i);
+    return task;
+  };
+  int soon = fetch(begin), later = fetch(begin + 1);
+  Pages next_pages = {0, false};
   ROLL for (c.step = 0; c.step < c.p.n_steps && !c.stopped; c.step++) {
     int routed_layer = -1;
-    Task next = c.p.tasks[begin];
-    if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+    if (__shfl_sync(ALL, soon, 0) == OP_ATTENTION) next_pages = find_pages(c, unpack(soon), 0);
     ROLL for (c.task = begin; c.task < end && !c.stopped; c.task++) {
-      const Task task = next;
-      if (c.task + 1 < end) next = c.p.tasks[c.task + 1];
+      const Task task = unpack(soon);
+      Pages pages = next_pages;
+      soon = later;
+      later = fetch(c.task + 2 < end ? c.task + 2 : c.task + 2 - (end - begin));
       if (DEPENDENT_LAUNCH &&
           (task.op == OP_ATTENTION || task.op == OP_GATE_UP || task.op == OP_DOWN))
         ptx::wait_for_previous();  // all others read nothing but weights here
       if (!RUN_AHEAD && !taken_by_consumers(c, task, at)) break;
-      if (next.op == OP_ATTENTION) pages = find_pages(c, next, 0);
+      if (c.task + 1 < end && __shfl_sync(ALL, soon, 0) == OP_ATTENTION)
+        next_pages = find_pages(c, unpack(soon), 0);
+      if (!TRACE && task.op == OP_MERGE) continue;  // has no bytes
       const uint4* weights = c.p.weights + (long long)task.weights * LANES;
       const long long block = (long long)task.k_tiles * LANES;  // uint4 of a row block
       const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
@@ -853,10 +971,10 @@ __device__ void loader(Context& c, int begin, int end) {
       // How many runs the task has, and which.
       int n_runs =
           task.op == OP_ROUTER || task.op == OP_QKV || task.op == OP_O_PROJ || task.op == OP_HEAD;
-      int unit = 0, last = 0;
+      Segment part;
       if (task.op == OP_GATE_UP) {
-        gate_up_share(task, route.n_active, unit, last);
-        n_runs = N_EXPERTS;  // at most: ends with the last unit
+        part.begin(route, task.first % 2, task.blocks);
+        n_runs = N_EXPERTS;  // at most: ends with the last granule
       }
       if (task.op == OP_DOWN) n_runs = task.count * route.n_active;
       if (task.op == OP_ATTENTION) n_runs = 1 << 30;  // ends with the last item
@@ -865,11 +983,10 @@ __device__ void loader(Context& c, int begin, int end) {
         const uint4* tiles = weights + task.first * block;
         int n_tiles = task.count * task.k_tiles;
         if (task.op == OP_GATE_UP) {
-          if (unit >= last) break;
-          const Segment s = segment(task.blocks, unit, last);
-          tiles = weights + (route.expert[s.active] * task.blocks + s.granule) * block;
-          n_tiles = s.count * task.k_tiles;
-          unit += s.count;
+          if (part.left <= 0) break;
+          tiles = weights + (route.expert[part.active] * task.blocks + part.granule) * block;
+          n_tiles = part.count * task.k_tiles;
+          part.next(task.blocks);
         } else if (task.op == OP_DOWN) {
           tiles = weights + (route.expert[expert] * task.blocks + row_block) * block;
           n_tiles = task.k_tiles;
@@ -884,6 +1001,7 @@ __device__ void loader(Context& c, int begin, int end) {
         }
         stream.run(tiles, n_tiles);
       }
+      if (task.flags & FLAG_RELEASE) warp_arrive(c, &c.s.route_empty);
       if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 3] = ptx::now_ns();
     }
   }
@@ -1114,13 +1232,23 @@ __device__ __forceinline__ void fetch_gamma(Context& c, int layer) {
 // way from L2.
 __device__ __forceinline__ void load_normed(Context& c, int layer) {
   constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS, SIDE = 4;
-  const float4* x = (const float4*)(c.p.x + (long long)(layer & 1) * ROWS * HIDDEN);
+  const uint4* x = (const uint4*)x_of(c, layer);
   ROLL for (int base = 0; base < c.p.rows; base += SIDE) {
     float4 v[SIDE][PER];
-    UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
-      v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-      if (base + j < c.p.rows && c.thread + i * EACH < QUADS)
-        v[j][i] = x[(base + j) * QUADS + c.thread + i * EACH];
+    Patience patience;
+    ROLL for (;;) {  // once, if the counter of x has been waited for
+      bool missing = false;
+      UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
+        v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+        if (base + j < c.p.rows && c.thread + i * EACH < QUADS) {
+          const uint4 quad = ptx::ld_relaxed(x + (base + j) * QUADS + c.thread + i * EACH);
+          missing |= any_absent(quad);
+          v[j][i] = float4{__uint_as_float(quad.x), __uint_as_float(quad.y),
+                           __uint_as_float(quad.z), __uint_as_float(quad.w)};
+        }
+      }
+      if (!missing || c.stopped) break;
+      c.stopped = patience.over(Place{WAIT_X, c.task, layer});
     }
     float sum[SIDE];
     UNROLL for (int j = 0; j < SIDE; j++) {
@@ -1170,14 +1298,15 @@ __device__ __forceinline__ void finish(const Context& c, const Task& task, int o
   float v = total(c.s, c.buffer, r, row);
   switch (task.op) {
     case OP_ROUTER:
-      if (out < N_EXPERTS) c.p.router_logits[row * N_EXPERTS + out] = v;
+      if (out < N_EXPERTS)
+        ptx::st_relaxed(c.p.router_logits + row * N_EXPERTS + out,
+                        (uint64_t)version(c, task.layer) << 32 | __float_as_uint(v));
       break;
     case OP_QKV: {  // q in the B order of the attention products; k and v as plain vectors
       const int dim = out % HEAD_DIM;
       if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
         const float other = total(c.s, c.buffer, r ^ 1, row);  // of the pair (2i, 2i + 1)
-        const float* angle =                                   // cos, sin
-            c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM + dim / 2 * 2;
+        const float* angle = c.s.rope[row] + dim / 2 * 2;      // cos, sin
         v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
       }
       if (out < Q_WIDTH) {
@@ -1225,13 +1354,13 @@ __device__ __forceinline__ void load_before(const Context& c, const float* from,
     if (r < 16 && row < c.p.rows) before[i] = from[row * HIDDEN + first_out + r];
   }
 }
-__device__ __forceinline__ void store_after(Context& c, const Sums& sums, float* to, int block,
-                                            int first_out, const float (&before)[EACH]) {
+template <typename Store>
+__device__ __forceinline__ void store_after(Context& c, const Sums& sums, int block, int first_out,
+                                            const float (&before)[EACH], Store store) {
   exchange(c, sums);
   UNROLL for (int i = 0; i < EACH; i++) {
     const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
-    if (r < 16 && row < c.p.rows)
-      to[row * HIDDEN + first_out + r] = before[i] + total(c.s, c.buffer, r, row);
+    if (r < 16) store(row, row * HIDDEN + first_out + r, before[i] + total(c.s, c.buffer, r, row));
   }
 }
 
@@ -1244,15 +1373,16 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
   }
   const bool gate_up = task.op == OP_GATE_UP;
   const int n = gate_up ? 8 : 16;  // outputs of one block
-  int unit = 0, end = task.count;
-  if (gate_up) gate_up_share(task, c.s.route.n_active, unit, end);
+  Segment run;
+  if (gate_up)
+    run.begin(c.s.route, task.first % 2, task.blocks);
+  else
+    run.granule = task.first, run.count = run.left = task.count;
   Resident<STAGES_FIT ? X_STAGES : 1> x;
   if constexpr (STAGES_FIT) x.load(c, c.s.activation, ROWS);
   Reader reader{c};
-  ROLL while (unit < end) {
-    // A run of blocks: all of them, or those of one expert.
-    Segment run = {0, task.first, end};
-    if (gate_up) run = segment(task.blocks, unit, end);
+  // A run of blocks: all of them, or those of one expert.
+  ROLL for (; run.left > 0; run.next(task.blocks)) {
     uint16_t* h = c.p.h + (long long)run.active * task.blocks * 8 * ROWS;
     ROLL for (int block = 0; block < run.count; block++) {
       Sums sums;
@@ -1264,18 +1394,18 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
       exchange(c, sums);
       UNROLL for (int i = 0; i < EACH; i++) {
         const int at = element(c, i, block, n), r = at / ROWS, row = at % ROWS;
-        if (r < n && row < c.p.rows)
+        // Router logits of all rows: none is left with the version of long ago.
+        if (r < n && (row < c.p.rows || task.op == OP_ROUTER))
           finish(c, task, (run.granule + block) * n + r, r, row, h, best);
       }
     }
     reader.close();
-    unit += run.count;
   }
 }
 
 // x_mid <- x + output projection, for the rows that this SM owns.
 __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
-  const float* x = c.p.x + (long long)(task.layer & 1) * ROWS * HIDDEN;
+  const float* x = x_of(c, task.layer);
   float before[EACH];
   Resident<STAGES_FIT ? O_STAGES : 1> attn;
   if constexpr (STAGES_FIT) attn.load(c, (const uint2*)c.p.attn, ROWS);
@@ -1289,7 +1419,9 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
     else
       sums = chain(c, reader, block * task.k_tiles, task.k_tiles, (const uint2*)c.p.attn, ROWS,
                    wanted_rows(c, nullptr));
-    store_after(c, sums, c.p.x_mid, block, first_out, before);
+    store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
+      if (row < c.p.rows) c.p.x_mid[at] = value;
+    });
   }
   reader.close();
 }
@@ -1297,13 +1429,16 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
 // x of the next layer <- x_mid + experts. This SM owns the same rows as in `o_proj`: attention and
 // all experts add up here.
 __device__ __forceinline__ void down(Context& c, const Task& task) {
-  float* x_next = c.p.x + (long long)((task.layer + 1) & 1) * ROWS * HIDDEN;
+  float *x_next = x_of(c, task.layer + 1), *x_old = x_of(c, task.layer);
   float before[EACH];
   ROLL for (int block = 0; block < task.count; block++) {
     const int first_out = (task.first + block) * 16;
     load_before(c, c.p.x_mid, block, first_out, before);
     const Sums sums = multiply_experts(c, task.k_tiles);
-    store_after(c, sums, x_next, block, first_out, before);
+    store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
+      if (row < c.p.rows) put_x(x_next + at, value);
+      make_absent(x_old + at);  // of all rows: a later launch may have more
+    });
   }
 }
 
@@ -1650,9 +1785,7 @@ __device__ void helper(Context& c, int begin, int end) {
         clear_scores(c);
       }
       if (TRACE && !routed && c.lane == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
-      const int counter = routed ? task.route_wait : task.wait;
-      if (c.lane == 0 && counter >= 0)
-        wait_counter(c, counter, routed ? task.route_count : task.wait_count);
+      if (c.lane == 0 && !routed && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       __syncwarp();  // lane 0's acquire now orders the inputs before every lane
       if (c.stopped) return;
@@ -1675,11 +1808,17 @@ __device__ void helper(Context& c, int begin, int end) {
           c.s.route.n_active = 1;
         }
       } else {
-        find_experts(c);
+        find_experts(c, task.layer);
+        if (c.stopped) return;
       }
+      __syncwarp();  // n_active
+      if (task.op == OP_GATE_UP) share_gate_up(c, task);
       if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
       warp_arrive(c, &c.s.route_full);
       phase ^= 1;
+      // Only now, with time to spare: who wrote the logits has also seen all keys that the step
+      // before appended. The loader, which waits for the next route, may copy them after it.
+      if (c.lane == 0 && task.route_wait >= 0) wait_counter(c, task.route_wait, task.route_count);
     }
   }
 }
@@ -1689,12 +1828,14 @@ __device__ void helper(Context& c, int begin, int end) {
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
 __device__ __forceinline__ void embed(Context& c, const Task& task) {
   const uint16_t* tiles = (const uint16_t*)c.p.weights;
-  ROLL for (int i = c.thread; i < c.p.rows * task.count * 16; i += CONSUMERS * 32) {
+  ROLL for (int i = c.thread; i < ROWS * task.count * 16; i += CONSUMERS * 32) {
     const int row = i / (task.count * 16), k = task.first * 16 + i % (task.count * 16);
+    make_absent(x_of(c, 1) + row * HIDDEN + k);
+    if (row >= c.p.rows) continue;
     const int token = c.s.tokens[row];
     const long long tile = task.weights + (long long)(token >> 4) * HIDDEN_TILES + (k >> 4);
     const float value = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
-    c.p.x[row * HIDDEN + k] = value;
+    put_x(x_of(c, 0) + row * HIDDEN + k, value);
   }
 }
 
@@ -1757,7 +1898,8 @@ __device__ void waiter(Context& c, int begin, int end) {
         routed_layer = task.layer;
         route_phase ^= 1;
       }
-      if (c.lane == 0 && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
+      if (c.lane == 0 && task.wait >= 0)
+        wait_counter(c, task.wait, task.wait_count, 1, reads_early(c.p, task));
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       if (c.stopped && c.lane == 0) task.op = OP_STOP;
       warp_arrive(c, &c.s.ready[at.slot]);
@@ -1772,12 +1914,20 @@ __device__ void waiter(Context& c, int begin, int end) {
   }
 }
 
+// The angles of this step, for RoPE in every layer.
+__device__ __forceinline__ void load_rope(Context& c) {
+  ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
+      c.s.rope[i / HEAD_DIM][i % HEAD_DIM] =
+      c.p.rope[(long long)(c.s.positions[i / HEAD_DIM] + c.step) * HEAD_DIM + i % HEAD_DIM];
+}
+
 // A list that does not end with SAMPLE is a part of a step: its last record ends the launch.
 __device__ void consumer(Context& c, int begin, int end) {
   TaskPosition at;
   int last_op = OP_SAMPLE;
   bool ended = false;
   int gamma_of = c.p.tasks[begin].layer;  // layer of the next RMSNorm, -1 if it has been fetched
+  load_rope(c);
   ROLL while (!ended) {
     if (gamma_of >= 0) fetch_gamma(c, gamma_of);
     gamma_of = -1;
@@ -1789,7 +1939,6 @@ __device__ void consumer(Context& c, int begin, int end) {
     if (hold_back) set(c.s.waiting, 0);
     const Task task = c.s.tasks[at.slot];
     c.task = c.s.records[at.slot];
-    c.slot = at.slot;
     if (task.op == OP_STOP) return;
     last_op = task.op;
     uint64_t* trace = c.p.trace + (long long)c.task * 4;
@@ -1804,6 +1953,7 @@ __device__ void consumer(Context& c, int begin, int end) {
       case OP_SAMPLE:
         ended = sample(c, task);
         c.step++;
+        if (!ended) load_rope(c);
         break;
       default: product(c, task);
     }
@@ -1825,7 +1975,11 @@ __device__ void signaller(Context& c, int end) {
     const int op = c.s.tasks[at.slot].op, signal = c.s.tasks[at.slot].signal;
     if (op == OP_STOP) return;
     if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
-    if (c.lane == 0 && signal >= 0) ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
+    if (c.lane == 0 && signal >= 0) {
+      if (op == OP_DOWN)  // announces x; in every launch, since this word only grows, too
+        ptx::red_relaxed_add(c.p.counters + signal * COUNTER_STRIDE + 1, 1);
+      ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
+    }
     const bool last = c.s.records[at.slot] + 1 == end;
     warp_arrive(c, &c.s.free[at.slot]);
     if (op == OP_SAMPLE ? look(c.s.ended) : last) return;
@@ -1849,7 +2003,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       ptx::mbar_init(&s.free[i], WARP);
     }
     ptx::mbar_init(&s.route_full, WARP);
-    ptx::mbar_init(&s.route_empty, CONSUMERS * WARP);
+    ptx::mbar_init(&s.route_empty, (CONSUMERS + 1) * WARP);
     s.waiting = s.ended = s.gave_up = 0;
     ptx::mbar_fence_init();
   }

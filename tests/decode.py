@@ -173,7 +173,7 @@ def drive_from(machine: Machine, weights: PackedWeights, first_step: int, n_sm: 
     plan = build_plan(weights.config, n_sm, full_pages=4, sliding_pages=4)
     machine.load(plan, weights, 4 * PAGE)
     counters = machine.read("counters").view(np.uint32)
-    counters[:, 0] = [c.target * first_step % 2**32 for c in plan.counters]
+    counters[:, :2] = [[c.target * first_step % 2**32] * 2 for c in plan.counters]
     machine.write("counters", counters.view(np.int32))
     machine.steps = first_step  # type: ignore[attr-defined]
     table = np.arange(4, dtype=np.int32).reshape(1, 1, 4).repeat(2, axis=0)

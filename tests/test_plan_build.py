@@ -163,17 +163,18 @@ def test_the_rows_of_the_router_are_spread() -> None:
     [
         ({}, set()),
         ({"first_k_dense_replace": 0}, set()),
-        ({"first_k_dense_replace": 3}, set()),
-        ({"first_k_dense_replace": 4}, {4}),
+        ({"first_k_dense_replace": 2}, set()),
+        ({"first_k_dense_replace": 3}, {3, 4}),
+        ({"first_k_dense_replace": 4}, {0, 1, 2, 3, 4}),
         ({"first_k_dense_replace": 5}, {0, 1, 2, 3, 4}),
         ({"num_hidden_layers": 1, "first_k_dense_replace": 0}, {0}),
-        ({"num_hidden_layers": 2, "first_k_dense_replace": 0}, set()),
+        ({"num_hidden_layers": 2, "first_k_dense_replace": 0}, {0, 1}),
     ],
 )
 def test_loaders_wait_for_pages_where_no_router_tells(
     changes: dict[str, object], layers: set[int]
 ) -> None:
-    """Layers without another sparse layer: their loaders wait for the merges of the step before."""
+    """Layers without two others with routers: loaders wait for the merges of the step before."""
     plan = small_plan(3, **changes)
     attention = [task for _, _, task in plan if task.op == Op.ATTENTION]
     assert layers == {task.layer for task in attention if task.route_wait != NO_COUNTER}

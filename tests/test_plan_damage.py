@@ -263,11 +263,6 @@ def other_threads(plan: Plan) -> Plan:
     return recount(with_list(plan, 1, tasks))
 
 
-def wrong_route(plan: Plan) -> Plan:
-    """The loader of SM 1 waits for x, which says nothing about the router logits."""
-    return recount(change(plan, Op.GATE_UP, 2, 1, route_wait=counter(plan, "out1")))
-
-
 DAMAGES: list[tuple[Damage, str]] = [
     (no_release, "SM 1, task .* (DOWN of layer 2): Flag.RELEASE is missing"),
     (early_release, "SM 1, task .* (GATE_UP of layer 2): Flag.RELEASE, but a later task"),
@@ -326,7 +321,6 @@ DAMAGES: list[tuple[Damage, str]] = [
         merge_last,
         "where the helper does MERGE: SM 1, .* (MERGE of layer 2): Flag.LAST_OF_LAYER, but this is",
     ),
-    (merge_last, "where the consumers do MERGE: SM 1, .* (O_PROJ of layer 2) waits for ever"),
     (
         loader_cycle,
         "SM 1, .* (GATE_UP of layer 2) waits for ever for the helper to find its experts",
@@ -345,7 +339,6 @@ DAMAGES: list[tuple[Damage, str]] = [
         other_threads,
         "SM 1, .* (DOWN of layer 2): reads x_mid of layer 2 without a wait .* (O_PROJ of",
     ),
-    (wrong_route, "SM 1, task .* (GATE_UP of layer 2): reads router_logits of layer 2 without"),
 ]
 
 
@@ -368,7 +361,7 @@ IN_ONE_PLACE: list[tuple[Damage, tuple[Op, ...], tuple[Op, ...], str]] = [
         late_merge,
         (),
         HELPED,
-        "where the consumers do MERGE: SM 1, .* (O_PROJ of layer 2) waits .* SM 1, .* (MERGE of",
+        "where the consumers do MERGE and .*: SM 1, .* (O_PROJ of layer 2) waits .* SM 1, .* (MERGE of",
     ),
 ]
 
@@ -386,13 +379,17 @@ def test_both_places_of_merge_are_checked(
     pattern = "^plan: " + message.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(PlanError, match=pattern) as caught:
         verify(plan)
-    assert 1 == str(caught.value).count("MERGE: ")
+    assert 0 < str(caught.value).count("where the ") == len(str(caught.value).splitlines()) - (
+        "..." in str(caught.value)
+    )
 
 
 def test_what_is_wrong_in_both_places_is_said_once() -> None:
     """Nobody needs to know the place then."""
     plan = wrong_counter(plan_of())
-    assert (found := check_place(TaskTable(plan, HELPED))) == check_place(TaskTable(plan, ()))
+    found = check_place(TaskTable(plan, HELPED))
+    assert found == check_place(TaskTable(plan, ()))
     with pytest.raises(PlanError) as caught:
         verify(plan)
-    assert "\n  ".join([f"plan: {found[0]}", *found[1:]]) == str(caught.value)
+    lines = str(caught.value).removeprefix("plan: ").split("\n  ")
+    assert found == [line for line in lines if not line.startswith("where ")]

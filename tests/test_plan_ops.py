@@ -73,15 +73,19 @@ def test_normalised_x_is_rmsnorm() -> None:
 
 
 def test_router() -> None:
-    """Logits of the experts that exist; padding is not written."""
+    """Logits of the experts that exist, with the version of layer and step; 0 in idle rows."""
     desk = Desk()
     desk.set_x(2)
     expected, tolerance = product(desk.normed(2), desk.weight("model.layers.2.mlp.gate.weight"))
     tasks = [t for _, _, t in desk.plan if (t.op, t.layer) == (Op.ROUTER, 2)]
     desk.run("router_logits", do=lambda: every(ops.router, desk, tasks))
-    logits = desk.buffers["router_logits"]
-    assert close(expected, logits[:5], tolerance)
-    assert untouched(logits[5:])
+    assert close(expected, desk.step.router_logits(2), tolerance)
+    words = desk.buffers["router_logits"]
+    version = desk.step.index * desk.config.num_hidden_layers + 3
+    assert (words >> np.uint64(32) == version).all()
+    assert not words[5:].astype(np.uint32).any()
+    with pytest.raises(PlanError, match="of another layer where layer 3 needs"):
+        desk.step.router_logits(3)
 
 
 @pytest.mark.parametrize(("layer", "launch_step"), [(0, 0), (1, 0), (1, 9), (4, 3)])
@@ -107,7 +111,7 @@ def test_qkv(layer: int, launch_step: int) -> None:
         expected[name] = (value, tolerance + 1.01 * BF16 * np.abs(value))
     tasks = [t for _, _, t in desk.plan if (t.op, t.layer) == (Op.QKV, layer)]
     assert len(tasks) == 3
-    assert (tasks[0].flags == Flag.ROPE) == (layer != 4)
+    assert bool(tasks[0].flags & Flag.ROPE) == (layer != 4)
     desk.run("q", "k_new", "v_new", do=lambda: every(ops.qkv, desk, tasks))
     q = desk.buffers["q"]  # [row, kv head, D / 16, group, 16]
     natural = np.stack([[from_b_order(head) for head in row] for row in q[:n]])

@@ -81,6 +81,22 @@ inline int ld_relaxed(const int* p, HOST_SITE) {
   host::note_load(p, v, site);
   return v;
 }
+inline uint64_t ld_relaxed(const uint64_t* p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+inline uint4 ld_relaxed(const uint4* p) {
+  return uint4{__atomic_load_n(&p->x, __ATOMIC_RELAXED), __atomic_load_n(&p->y, __ATOMIC_RELAXED),
+               __atomic_load_n(&p->z, __ATOMIC_RELAXED), __atomic_load_n(&p->w, __ATOMIC_RELAXED)};
+}
+template <typename T>
+inline void st_relaxed(T* p, T v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+  host::ring();
+}
+inline void red_relaxed_add(int* p, int v) {
+  __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+  host::ring();
+}
 inline void st_release(int* p, int v) {
   __atomic_store_n(p, v, __ATOMIC_RELEASE);
   host::ring();

@@ -43,8 +43,17 @@ BLANK = {**dict.fromkeys(FED, 0), "stop_ids": -1, "page_table": -1}
 SHARED = ("tokens_out", "progress")
 """Buffers that host and kernel see at the same time."""
 CLEAN = ("counters", "trace", "stage_trace", "status", "control", "active_experts")
+ANNOUNCED = ("x", "router_logits")
+"""Words that tell by themselves whether they have been written in this step."""
 NOT_FINITE = 5
-WAITS = {1: "counter", 2: "bytes of ring stage", 3: "free ring stage", 4: "experts of layer"}
+WAITS = {
+    1: "counter",
+    2: "bytes of ring stage",
+    3: "free ring stage",
+    4: "experts of layer",
+    6: "task record in slot",
+    7: "x of layer",
+}
 
 
 def rope_table(plan: Plan, max_context: int) -> np.ndarray:
@@ -201,6 +210,8 @@ class KernelMachine(Machine):
             # counters must agree with `steps` again.
             for name in ("counters", "status", "control"):
                 self.write(name, np.zeros(self.table[name].shape, np.int32))
+            for name in ANNOUNCED:
+                self.put(self.buffers[name], np.full(self.table[name].n_bytes, 0xFF, np.uint8))
             self.steps = 0
         self._put_inputs(inputs, stop_ids)
         params = self._params

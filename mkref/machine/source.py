@@ -47,7 +47,9 @@ def shared_bytes(config: NorthConfig, ring: Ring, rows: int = ROWS) -> int:
     attention = CONSUMERS * (256 + 2 * 8 * 4) + 256  # weights, maxima, sums of a chunk; of a merge
     route = 4 + 4 * max_active(config, rows) + config.num_experts * rows * 4
     tasks = TASK_SLOTS * (WORDS * 4 + 4 + 3 * 8)
-    per_row = CONSUMERS * (4 + 8) + 5 * 4  # squares, bests; tokens and the like
+    per_row = (
+        config.head_dim * 4 + CONSUMERS * (4 + 8) + 5 * 4
+    )  # squares, bests; tokens and the like
     params = 8 * (len(BUFFERS) + len(SCALARS))
     total = stages + activation + partial + attention + route + tasks + per_row * rows + params
     return -(-(total + 256) // 128) * 128  # 256: alignment of members, and some words
@@ -82,6 +84,7 @@ def _float(value: float) -> str:
 def _header(config: NorthConfig, ring: Ring, rows: int, switches: dict[str, bool]) -> str:
     dense = {config.mlp_width(i) for i in range(config.num_hidden_layers) if config.is_dense(i)}
     ints = {
+        "N_LAYERS": config.num_hidden_layers,
         "HIDDEN": config.hidden_size,
         "HEAD_DIM": config.head_dim,
         "N_HEADS": config.num_attention_heads,

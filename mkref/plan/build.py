@@ -241,6 +241,7 @@ class _Builder:
         # first on each: the loaders can find the experts while q, k, v are still being computed.
         n_router = 0 if dense else -(-c.num_experts // TILE)
         n_all = n_router + (c.q_width + 2 * c.kv_width) // TILE
+        early = Flag.EARLY if layer else 0  # a hop on everybody's path
         rope = Flag.ROPE if c.uses_rope(layer) else 0
         shared = {"layer": layer, "k_tiles": hk, "wait": x}
         for sm in range(self.n_sm):
@@ -253,6 +254,7 @@ class _Builder:
                 Op.ROUTER,
                 weights=at.router,
                 signal=router,
+                flags=early,
                 **shared,
             )
             self.add_rows(
@@ -262,13 +264,14 @@ class _Builder:
                 Op.QKV,
                 weights=at.qkv,
                 signal=qkv,
-                flags=rope,
+                flags=rope | early,
                 **shared,
             )
         # A loader copies pages to which the merges of the step before have appended. It is sure of
-        # those once it has waited for the router of another layer; else it waits for them.
-        others = (i for i in range(c.num_hidden_layers) if i != layer)
-        appended = merge if all(c.is_dense(i) for i in others) else NO_COUNTER
+        # those once the helper has waited for the router of another layer, and has then found the
+        # experts of a third; else it waits for them.
+        others = sum(not c.is_dense(i) for i in range(c.num_hidden_layers) if i != layer)
+        appended = merge if others < 2 else NO_COUNTER
         self.slots(
             Op.ATTENTION,
             layer=layer,
@@ -300,19 +303,19 @@ class _Builder:
             kv_tiles=pages,
         )
         self.halves(Op.GATE_UP, 1, **gate_up, **expert)
-        # O and down share their output rows: x + attention + experts is a sum inside one SM.
+        # O and down share their output rows: x + attention + experts is a sum inside one SM. An SM
+        # without rows has the tasks, too: their waits tell it that the layer is over, before it may
+        # see the next x early and write over q.
         n_out = c.hidden_size // TILE
-        self.rows(n_out, Op.O_PROJ, layer, weights=at.o, k_tiles=c.q_width // TILE, wait=merge)
-        self.rows(
-            n_out,
-            Op.DOWN,
-            weights=at.down,
-            k_tiles=width // TILE,
-            blocks=n_out,
-            wait=h,
-            signal=out,
-            **expert,
-        )
+        o_proj = {"weights": at.o, "k_tiles": c.q_width // TILE, "wait": merge, "layer": layer}
+        down = {"weights": at.down, "k_tiles": width // TILE, "blocks": n_out, "wait": h, **expert}
+        for sm in range(self.n_sm):
+            begin, end = share(n_out, self.n_sm, sm)
+            signal = out if end > begin else NO_COUNTER
+            self.lists[sm] += [
+                Task(Op.O_PROJ, first=begin, count=end - begin, **o_proj),
+                Task(Op.DOWN, first=begin, count=end - begin, signal=signal, **down),
+            ]
         return out
 
     def head(self, x: int, signal: int) -> None:
@@ -330,6 +333,7 @@ class _Builder:
                     k_tiles=c.hidden_size // TILE,
                     wait=x,
                     signal=signal,
+                    flags=Flag.EARLY,
                     index=sm,
                 )
             )

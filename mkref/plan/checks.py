@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkref.plan.build import ROW_CHOICES
-from mkref.plan.effects import ROUTED, ROW_OPS, layers_of, row_blocks
+from mkref.plan.effects import EARLY, ROUTED, ROW_OPS, layers_of, row_blocks
 from mkref.plan.task import NO_COUNTER, Flag, Op, Task
 from mkref.weights.layout import TILE, PackedLayout
 
@@ -39,6 +39,8 @@ USED = {
 """Words that an operation looks at; the others must have their default."""
 
 DEFAULTS = Task(0, 0, 0, 0)
+IDLE = (Op.O_PROJ, Op.DOWN, Op.HEAD)
+"""May be there without rows, for the sake of what they wait for or signal."""
 
 
 def check_words(table: TaskTable) -> Iterator[str]:
@@ -63,7 +65,7 @@ def check_words(table: TaskTable) -> Iterator[str]:
         first, count = table["first"][mine], table["count"][mine]
         if op in ROW_OPS:
             blocks = row_blocks(config, op)
-            wrong = (first < 0) | (count < (op != Op.HEAD)) | (first + count > blocks)
+            wrong = (first < 0) | (count < (op not in IDLE)) | (first + count > blocks)
             unit = f"row blocks {{}}..{{}} are not a range within 0..{blocks - 1}"
         else:
             # GATE_UP: two slots are the halves of one share.
@@ -134,7 +136,9 @@ def check_operands(table: TaskTable) -> Iterator[str]:
             for field, want in expected.items():
                 have = table[field][mine]
                 if field == "flags":
-                    have = have & ~(Flag.LAST_OF_LAYER | (Flag.RELEASE if op in ROUTED else 0))
+                    free = Flag.LAST_OF_LAYER | (Flag.RELEASE if op in ROUTED else 0)
+                    free |= Flag.EARLY if op in EARLY and layer > 0 else 0
+                    have = have & ~free
                 for record in mine[have != want]:
                     yield (
                         f"{table.place(record)}: {field} = {table[field][record]}, "
@@ -183,6 +187,15 @@ def check_counters(table: TaskTable) -> Iterator[str]:
             )
         for record in np.flatnonzero(waiting & (want == 0)):
             yield f"{table.place(record)}: nobody signals {table.counter(table[wait][record])}"
+    announced = np.ones(len(counters), dtype=bool)
+    announced[table["signal"][(table["signal"] != NO_COUNTER) & (table["op"] != Op.DOWN)]] = False
+    for record in np.flatnonzero(table["flags"] & Flag.EARLY):
+        wait = table["wait"][record]
+        if wait == NO_COUNTER or not announced[wait]:
+            yield (
+                f"{table.place(record)}: waits for {table.counter(wait)}; must be one that only "
+                "DOWN signals, which announces x (Flag.EARLY)"
+            )
     sparse = ~np.isin(table["layer"], _dense_layers(table))
     routed = np.isin(table["op"], list(ROUTED))
     for record in np.flatnonzero(routed & sparse & (table["route_wait"] == NO_COUNTER)):

@@ -13,9 +13,13 @@ order that respects the counters; since every wait asks for all arrivals of its 
                 have finished a task, and with it all before it; all begin a step together.
     helper      one warp. It waits for the consumers' release of the last experts, they wait for it
                 at the first task that needs the next.
-    loader      learns only where counters are waited for: the router's, at the first task of a
-                layer that needs experts; at an ATTENTION task with a `route_wait`, that counter in
-                the step before. From free stages of the ring, nothing is concluded.
+    loader      learns what the helper knew when it announced the experts of the layer: it finds
+                them in logits that tell by themselves that they are there, and only then waits for
+                the router's counter, so that is the counter of the routed layer before. And at an
+                ATTENTION task with a `route_wait`, that counter in the step before. From free
+                stages of the ring, nothing is concluded.
+
+Tasks that read x early (`mkref.plan.effects.EARLY`) wait for its writers, and learn nothing.
 
 A launch begins with everything before it finished. That is the most a step can begin with, and more
 knowledge at the beginning is more knowledge everywhere: from step to step it can only shrink. So
@@ -100,6 +104,7 @@ class _Run:
         names = ("wait", "wait_count", "route_wait", "route_count", "signal")
         self.words = {name: table[name].tolist() for name in names}
         self.turn = table.turn.tolist()
+        self.early = table.reads_early(np.arange(len(table))).tolist()
 
     def knowledge(self) -> Clock:
         """What is known at the beginning of a step, in one array."""
@@ -119,10 +124,18 @@ class _Run:
 
     def finish(self) -> None:
         """What the loaders knew; then count from the end of the step, where the next one begins."""
+        route_wait, sm = self.words["route_wait"], self.table.sm.tolist()
+        # Of each helper, the router's counter that it has waited for last.
+        routers = {sm[record]: (route_wait[record], self.before) for record in self.releases}
         for i, record in enumerate(self.readers.tolist()):
-            loader, route = self.loader[self.table.sm[record]], self.words["route_wait"][record]
+            route, told = route_wait[record], self.before
+            if record in self.releases:
+                (route, told), routers[sm[record]] = (
+                    routers[sm[record]],
+                    (route, self.signalled),
+                )
+            loader = self.loader[sm[record]]
             if route != NO_COUNTER:
-                told = self.signalled if record in self.releases else self.before
                 np.maximum(loader, told[route], out=loader)
             self.loaded[i] = loader
         self.clock, self.loader, self.before = (
@@ -187,7 +200,8 @@ class _Run:
 
     def work(self, lane: int, record: int, clock: Clock) -> list[int]:
         """Do a task and signal; lanes that wake up."""
-        self.learn(lane, self.words["wait"][record])
+        if not self.early[record]:
+            self.learn(lane, self.words["wait"][record])
         self.start[record] = clock
         if lane < self.n_sm:
             self.start[record, lane] = self.own[lane]

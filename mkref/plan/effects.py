@@ -1,8 +1,9 @@
 """What each operation reads and writes: the model of the kernel that the verifier works with.
 
 A value is the content that a buffer has during one layer of one step. Buffers whose members are
-written and read together count as one here. Of "x" there are two copies, used in turn; every layer
-has KV pages of its own; of everything else there is one. Most values are read in the step that
+written and read together count as one here. Every layer has KV pages of its own; of everything else
+there is one. (Of "x" there are two, used in turn. But who writes the next x makes the last one
+ABSENT, so it must come after all who read that: as if both lay in the same place.) Most values are read in the step that
 writes them. Two are read in the next one: the tokens, which every SM finds and keeps for itself,
 and the KV pages, to which MERGE appends and which the loaders of the next step copy.
 
@@ -23,8 +24,8 @@ from mkref.weights.layout import TILE
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["COPIES", "HELPED", "PER_LAYER", "PLACES", "READS", "ROUTED", "ROW_OPS", "SAME_THREADS"]
-__all__ += ["SLOT_OPS", "WRITES", "Touch", "layers_of", "row_blocks"]
+__all__ = ["EARLY", "HELPED", "KINDS", "PER_LAYER", "READS", "ROUTED", "ROW_OPS"]
+__all__ += ["SAME_THREADS", "SLOT_OPS", "WRITES", "Touch", "layers_of", "row_blocks"]
 
 ROW_OPS = (Op.EMBED, Op.ROUTER, Op.QKV, Op.O_PROJ, Op.DOWN, Op.HEAD)
 """`first, count` is a range of row blocks."""
@@ -38,8 +39,15 @@ HELPED = (Op.MERGE,)
 """Done by the helper warp when a launch has more than MERGE_ROWS rows (a constant of the kernel):
 beside the consumers, they do not wait for each other. With fewer rows the consumers do it.
 """
-PLACES: tuple[tuple[Op, ...], ...] = (HELPED, ())
-"""What the helper does in a launch: the number of rows chooses. A plan must be right for each."""
+EARLY = (Op.ROUTER, Op.QKV, Op.HEAD)
+"""May have Flag.EARLY, after layer 0: in a launch of at most EARLY_ROWS rows (a constant of the
+kernel) they read x as soon as its words are there. The counter that they wait for, signalled by
+DOWN, then announces x and orders nothing.
+"""
+KINDS: tuple[tuple[tuple[Op, ...], bool], ...] = ((HELPED, False), (HELPED, True), ((), True))
+"""What the helper does in a launch, and whether x is read early: the number of rows chooses.
+MERGE_ROWS is at most EARLY_ROWS. A plan must be right for each.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class Touch:
             HEAD and SAMPLE.
         of_step_before: what is read was written in the step before.
         by_loader: it is read by the loader, which does not wait for `wait` but for `route_wait`.
+        announced: the words tell by themselves that they are there, so their readers need not know
+            that the writers have finished.
     """
 
     buffer: str
@@ -62,16 +72,15 @@ class Touch:
     layer: Literal["own", "next", "last"] = "own"
     of_step_before: bool = False
     by_loader: bool = False
+    announced: bool = False
 
 
-COPIES = {"x": 2}
-"""Values of a buffer that exist at the same time; 1 if not listed."""
 PER_LAYER = ("kv",)
 """Buffers in which every layer has its own part."""
-SAME_THREADS = ("x_mid",)
+SAME_THREADS = ("x", "x_mid")
 """Rows that the same threads of an SM write and read, if both tasks have the same `first`."""
 
-_ROUTE = Touch("router_logits", by_loader=True)
+_ROUTE = Touch("router_logits", by_loader=True, announced=True)
 
 READS: dict[Op, tuple[Touch, ...]] = {
     Op.EMBED: (Touch("tokens", "sm", layer="last", of_step_before=True),),

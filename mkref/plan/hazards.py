@@ -14,6 +14,12 @@ counter, which is never set back:
 
 "After" means: known to be finished by the vector clock of the later task (`mkref.plan.clocks`).
 Being later in the same SM's list is enough where each thread reads only what it wrote itself.
+Words that tell by themselves that they are there need no read after write. But they must not be
+taken for those of before:
+
+    blank before read   whoever looks at x early starts after all who made its place ABSENT; they
+                        are those who wrote the x of the layer before.
+
 Values further back need no look: their users came before the writers of the one in between.
 
 What it does not do: look at weights, which nobody writes.
@@ -27,7 +33,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mkref.plan.effects import COPIES, PER_LAYER, READS, SAME_THREADS, WRITES, Touch, layers_of
+from mkref.plan.effects import PER_LAYER, READS, ROW_OPS, SAME_THREADS, WRITES, Touch, layers_of
 from mkref.plan.task import NO_COUNTER, Flag, Op
 
 if TYPE_CHECKING:
@@ -77,15 +83,19 @@ class Access:
 
 @dataclass
 class Value:
-    """Who writes and who reads a buffer's content of one layer, and who reads it a step later."""
+    """Who writes and who reads a buffer's content of one layer, and who reads it a step later.
+
+    `looks` are reads of words that tell by themselves that they are there.
+    """
 
     writes: list[Access] = field(default_factory=list)
     reads: list[Access] = field(default_factory=list)
+    looks: list[Access] = field(default_factory=list)
     reads_later: list[Access] = field(default_factory=list)
 
     def users(self, step: int) -> Iterator[tuple[Access, int]]:
         """All who touch the value that was written in `step`, and the steps in which they do."""
-        yield Access.join(self.writes + self.reads), step
+        yield Access.join(self.writes + self.reads + self.looks), step
         if self.reads_later:
             yield Access.join(self.reads_later), step + 1
 
@@ -96,7 +106,8 @@ def check_order(table: TaskTable, clocks: Clocks) -> Iterator[str]:
     for (buffer, layer), value in sorted(values.items()):
         what = f"{buffer} of layer {layer}"
         if not value.writes:
-            reader = table.place((value.reads + value.reads_later)[0].records[0])
+            readers = value.reads + value.looks + value.reads_later
+            reader = table.place(readers[0].records[0])
             yield f"{reader}: reads {what}, which nobody writes"
             continue
         writers = Access.join(value.writes).extremes(table, last=True)
@@ -110,10 +121,19 @@ def check_order(table: TaskTable, clocks: Clocks) -> Iterator[str]:
                     f"{table.place(late)}: reads {what}{_of(step)} without a wait that comes after "
                     f"{table.place(early)}, which writes it"
                 )
+        if buffer == "x" and value.looks:
+            blank = Access.join(values[(buffer, layer - 1)].writes).extremes(table, last=True)
+            readers = Access.join(value.looks).extremes(table, last=False)
+            for early, late in _unordered(table, blank, 0, readers):
+                yield (
+                    f"{table.place(late)}: looks at {what} without a wait that comes after "
+                    f"{table.place(early)}, which makes its place ABSENT"
+                )
         source, step = _earlier(values, buffer, layer)
         writers = Access.join(value.writes).extremes(table, last=False)
         for users, when in values[(buffer, source)].users(step):
-            for early, late in _unordered(table, users.extremes(table, last=True), when, writers):
+            users = users.extremes(table, last=True)
+            for early, late in _unordered(table, users, when, writers, buffer in SAME_THREADS):
                 yield (
                     f"{table.place(late)}: writes {what} over that of layer {source}{_of(step)}, "
                     f"which {table.place(early)}{_of(when)} may still be using"
@@ -150,6 +170,16 @@ def _values(table: TaskTable, clocks: Clocks) -> dict[tuple[str, int], Value]:
                     continue
                 of = {"own": layer, "next": layer + 1, "last": table.plan.config.num_hidden_layers}
                 value = values.setdefault((touch.buffer, of[touch.layer]), Value())
+                early = np.zeros(len(access.records), dtype=bool)
+                if reading and touch.announced:
+                    early[:] = True
+                elif reading and touch.buffer == "x":
+                    early = table.reads_early(access.records)
+                if early.any():
+                    value.looks.append(access[np.flatnonzero(early)])
+                    access = access[np.flatnonzero(~early)]
+                if not len(access.records):
+                    continue
                 if not reading:
                     value.writes.append(access)
                 elif touch.of_step_before:
@@ -160,6 +190,9 @@ def _values(table: TaskTable, clocks: Clocks) -> dict[tuple[str, int], Value]:
 
 
 def _access(table: TaskTable, clocks: Clocks, records: Ints, touch: Touch, reading: bool) -> Access:
+    idle = np.isin(table["op"][records], ROW_OPS) & (table["count"][records] == 0)
+    if touch.part != "index":  # a HEAD without rows still fills its slot
+        records = records[~idle]
     if touch.by_loader:
         records = records[np.isin(records, clocks.readers)]
         # A dense layer has one expert and no router.
@@ -185,8 +218,7 @@ def _earlier(values: dict[tuple[str, int], Value], buffer: str, layer: int) -> t
     """Layer and step of the value that lay in the same memory before."""
     if buffer in PER_LAYER:
         return layer, BEFORE
-    copies = COPIES.get(buffer, 1)
-    same = [at for name, at in values if name == buffer and (at - layer) % copies == 0]
+    same = [at for name, at in values if name == buffer]
     lower = [at for at in same if at < layer]
     return (max(lower), 0) if lower else (max(same), BEFORE)
 
@@ -202,7 +234,7 @@ def _unordered(
 
     Args:
         step: in which `early` happens: 0 is that of `late`, -1 the step before.
-        itself: on the same SM, if both begin with the same row block, list order is enough.
+        itself: on the same SM, if both are about the same row blocks, list order is enough.
     """
     lane = table.lane[early.records]
     turn = table.turn[early.records] + step * table.lengths[lane]
@@ -210,7 +242,8 @@ def _unordered(
     overlap = (late.begin[:, None] < early.end) & (late.end[:, None] > early.begin)
     wrong = overlap & (known <= turn)
     if itself:
-        same = (table.lane[late.records][:, None] == lane) & (late.begin[:, None] == early.begin)
+        same = table.lane[late.records][:, None] == lane
+        same &= (late.begin[:, None] == early.begin) & (late.end[:, None] == early.end)
         wrong &= ~(same & (table.turn[late.records][:, None] > turn))
     if wrong.any():
         i, j = np.argwhere(wrong)[0]

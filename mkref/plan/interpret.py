@@ -201,7 +201,7 @@ class Interpreter:
                 short = self._short(task.route_wait, task.route_count, step)
                 if short is not None:
                     return short
-                logits = self.buffers["router_logits"][: step.rows]
+                logits = step.router_logits(task.layer)
                 sm.route = find_experts(task.layer, logits, self.config)
             sm.routed_layer = task.layer
             if sm.index == 0:  # the same on every SM: one counts

@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 NO_TOKEN = 0x7FFFFFFF
+ABSENT = np.uint32(0xFFFFFFFF)  # the bits of an x that nobody has written
 """Token of a HEAD slot that offers none."""
 MINUS_INF = F32(-np.inf)
 Ints = npt.NDArray[np.int64]
@@ -85,6 +86,25 @@ class Step:
     def x(self, layer: int) -> Float:
         """Residual stream that `layer` reads, float32 [rows, H]: a view."""
         return self.buffers["x"][layer & 1, : self.rows]
+
+    def forget_x(self, layer: int, out: Ints) -> None:
+        """Make outputs of that layer's x ABSENT, in all rows."""
+        self.buffers["x"].view(np.uint32)[layer & 1, :, out] = ABSENT
+
+    def version(self, layer: int) -> np.uint64:
+        """What the router logits of a layer in this step carry."""
+        return np.uint64((self.index * self.config.num_hidden_layers + layer + 1) % (1 << 32))
+
+    def router_logits(self, layer: int) -> Float:
+        """float32 [rows, experts].
+
+        Raises:
+            PlanError: some are not of this layer and step; the kernel would wait for ever.
+        """
+        words = self.buffers["router_logits"][: self.rows]
+        if (words >> np.uint64(32) != self.version(layer)).any():
+            raise PlanError(f"plan: router logits of another layer where layer {layer} needs its")
+        return words.astype(np.uint32).view(F32)
 
     def matrix_product(self, task: Task, x: Operand) -> Float:
         """Product of the task's row blocks with activations, float32 [rows, 16 count]."""
@@ -133,14 +153,18 @@ def embed(s: Step, task: Task, sampled: Ints) -> None:
     # [rows, tiles, 16]
     words = s.buffers["weights"][tile[:, :, None], A_ORDER[tokens & 15][:, None, :]]
     s.x(0)[:, _outputs(task)] = from_bf16(words).reshape(s.rows, -1)
+    s.forget_x(1, _outputs(task))
 
 
 def router(s: Step, task: Task) -> None:
-    """Router logits."""
+    """Router logits of all rows; those of rows that are not active are 0."""
     out = _outputs(task)
     out = out[out < s.config.num_experts]
     values = s.matrix_product(task, s.normed(task.layer))
-    s.buffers["router_logits"][: s.rows, out] = values[:, : len(out)]
+    words = np.ascontiguousarray(values[:, : len(out)], dtype=F32).view(np.uint32)
+    carried = s.version(task.layer) << np.uint64(32)
+    s.buffers["router_logits"][:, out] = carried
+    s.buffers["router_logits"][: s.rows, out] = carried | words
 
 
 def qkv(s: Step, task: Task) -> None:
@@ -199,6 +223,7 @@ def down(s: Step, task: Task, route: Route) -> None:
         sums = matrix.chains(columns(from_b_order(h[:, mine])), task.first, task.count)
         acc[:, mine] = acc[:, mine] + scores[mine, None] * sums
     s.x(task.layer + 1)[:, out] = s.buffers["x_mid"][: s.rows, out] + sum_warps(acc)
+    s.forget_x(task.layer, out)
 
 
 def head(s: Step, task: Task) -> None:

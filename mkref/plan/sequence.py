@@ -54,10 +54,12 @@ def check_layers(table: TaskTable) -> Iterator[str]:
     step[1:] = np.where(begins[1:], 0, layer[1:] - layer[:-1])
     for record in np.flatnonzero((step < 0) | (step > 1)):
         yield f"{table.place(record)}: comes after a task of layer {layer[record - 1]}"
-    # While an SM's loader is at one of them, it looks up the pages of the next.
-    pair = (op[1:] == Op.ATTENTION) & (op[:-1] == Op.ATTENTION) & ~begins[1:]
-    for record in np.flatnonzero(pair) + 1:
-        yield f"{table.place(record)}: comes right after another ATTENTION, must not"
+    # The helper divides the work of GATE_UP once per layer.
+    shares = np.flatnonzero(op == Op.GATE_UP)
+    slot = table["first"][shares] // 2
+    other = (np.diff(sm[shares]) == 0) & (np.diff(layer[shares]) == 0) & (np.diff(slot) != 0)
+    for record in shares[1:][other]:
+        yield f"{table.place(record)}: is of another share than the SM's GATE_UP before it"
     # The helper does not look at the flag.
     seen = np.flatnonzero(~table.by_helper())
     next_layer = np.diff(layer[seen]) != 0

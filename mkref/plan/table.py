@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mkref.errors import PlanError
 from mkref.plan.effects import HELPED
-from mkref.plan.task import FIELDS, NO_COUNTER, Op
+from mkref.plan.task import FIELDS, NO_COUNTER, Flag, Op
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
@@ -29,10 +29,11 @@ class TaskTable:
 
     Args:
         plan: its tasks may hold any integers.
-        helped: operations that the helper does (`mkref.plan.effects.PLACES`).
+        helped: operations that the helper does.
+        early: x is read before its counter; both make one of `mkref.plan.effects.KINDS`.
 
     Attributes:
-        helped: as given.
+        helped, early: as given.
         columns: word name -> int64 [n_tasks].
         sm: int64 [n_tasks], the SM that runs the record.
         at: int64 [n_tasks], its position in that SM's list.
@@ -45,8 +46,8 @@ class TaskTable:
         PlanError: a word does not fit into 32 bits.
     """
 
-    def __init__(self, plan: Plan, helped: Collection[Op] = HELPED) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, helped: Collection[Op] = HELPED, early: bool = False) -> None:
+        self.plan, self.early = plan, early
         try:
             words = plan.words().astype(np.int64)
         except OverflowError:
@@ -69,11 +70,16 @@ class TaskTable:
         first = np.cumsum(self.lengths) - self.lengths
         self.turn[order] = np.arange(len(self)) - first[self.lane[order]]
 
-    def with_helped(self, helped: Collection[Op]) -> TaskTable:
-        """The same records with other operations done by the helper."""
+    def with_helped(self, helped: Collection[Op], early: bool = False) -> TaskTable:
+        """The same records in another kind of launch: arguments as of the class."""
         other = copy(self)
+        other.early = early
         other._into_lanes(helped)
         return other
+
+    def reads_early(self, records: Ints) -> npt.NDArray[np.bool_]:
+        """Which records read x before its counter."""
+        return ((self["flags"][records] & Flag.EARLY) != 0) & self.early
 
     def by_helper(self) -> npt.NDArray[np.bool_]:
         """Which records the helper does."""

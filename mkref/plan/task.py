@@ -44,6 +44,7 @@ class Flag(IntEnum):
         8  # the SM's last task of a layer that uses its experts: the loader may write the next
     )
     LAST_OF_LAYER = 16  # the SM's last task of a layer: what follows begins with an RMSNorm
+    EARLY = 32  # ROUTER, QKV, HEAD: with few rows, x is read as soon as its words are there
 
 
 @dataclass(frozen=True)

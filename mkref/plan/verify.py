@@ -10,8 +10,9 @@
                step and from step to step, for the loaders too; no counter gets an arrival early
     buffers    everything fits
 
-MERGE has two places, and the number of rows of a launch chooses: the helper, or the consumers. What
-depends on it (layers, progress, order) is proved for each of them.
+The number of rows of a launch chooses who does MERGE, the helper or the consumers, and whether x is
+read before its counter or after it. What depends on it (layers, progress, order) is proved for each
+of the three kinds.
 
 A plan that passes computes the same in every order in which its SMs may run, and never hangs; also
 when it is run again and again in one launch, with nothing between two steps but the order of each
@@ -40,7 +41,7 @@ from mkref.plan.checks import (
 )
 from mkref.plan.clocks import run_clocks
 from mkref.plan.coverage import check_coverage
-from mkref.plan.effects import PLACES
+from mkref.plan.effects import KINDS
 from mkref.plan.hazards import check_arrivals, check_order
 from mkref.plan.sequence import check_layers, check_release
 from mkref.plan.table import TaskTable
@@ -123,11 +124,12 @@ def verify(
 
 
 def check_places(table: TaskTable) -> list[str]:
-    """The violations in all places of MERGE; what is wrong in one only says in which."""
+    """The violations in all kinds of launches; what is wrong in some only says in which."""
     found = {}
-    for helped in PLACES:
+    for helped, early in KINDS:
         who = "the helper does" if Op.MERGE in helped else "the consumers do"
-        found[f"where {who} MERGE: "] = check_place(table.with_helped(helped))
+        kind = f"where {who} MERGE{' and x is read early' if early else ''}: "
+        found[kind] = check_place(table.with_helped(helped, early))
     return list(
         dict.fromkeys(
             text if all(text in others for others in found.values()) else where + text
@@ -138,7 +140,7 @@ def check_places(table: TaskTable) -> list[str]:
 
 
 def check_place(table: TaskTable) -> list[str]:
-    """What depends on who does MERGE: layers, progress, order; violations of the first kind found.
+    """What depends on the kind of launch: layers, progress, order; the first violations found.
 
     Args:
         table: its words are those of a plan that has passed the checks before.
