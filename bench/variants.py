@@ -52,51 +52,32 @@ ANY_TOKEN: Change = (
     "const int token = c.s.tokens[row];",
     "const int token = (unsigned)c.s.tokens[row] % VOCAB;",
 )
+HOLD_BACK = "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 << OP_DOWN;"
 OPTIONS: dict[str, dict[str, Any]] = {
     "ring_3": {"ring": Ring(3, 64)},
     "ring_4": {"ring": Ring(4, 64)},
 }
-X = ("EARLY_X = true", "EARLY_X = false")
-Q = ("EARLY_Q = true", "EARLY_Q = false")
-T = ("TAGGED = true", "TAGGED = false")
-L32 = ("L2_PARTS = 0", "L2_PARTS = 32")
-L16 = ("L2_PARTS = 0", "L2_PARTS = 16")
-NOHOLD = ("1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;", "0;")
-HOLDX = ("1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;", "1 << OP_EMBED | 1 << OP_DOWN;")
-W2 = ("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;")
-F3 = ("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 3 < RING_STAGES ? 3")
-STALE = (
-    "        wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);\n"
-    "        c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;\n"
-    "        if (c.stopped) break;",
-    "        if (task.layer <= 1) wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);\n"
-    "        c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;\n"
-    "        if (c.stopped) break;",
-)
-R = ("ROPE_SHARED = true", "ROPE_SHARED = false")
-D1 = ("DOWN_MORE = 0", "DOWN_MORE = 1")
-HM = ("MERGE_ROWS = 2;", "MERGE_ROWS = 0;")
-T1 = ("TOUCH = 0", "TOUCH = 1")
-T2 = ("TOUCH = 0", "TOUCH = 2")
-M1 = ("MERGE_ROWS = 2;", "MERGE_ROWS = 1;")
-HOLD = "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;"
-HO = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_O_PROJ;")
-HG = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_GATE_UP;")
-HGO = (HOLD, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN | 1 << OP_O_PROJ | 1 << OP_GATE_UP;")
-HALL = (HOLD, "-1;")
-F1 = ("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 1 < RING_STAGES ? 1")
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "base": (),
-    "touch1": (T1,),
-    "touch2": (T2,),
-    "touch2_down1": (T2, D1),
-    "hold_o": (HO,),
-    "hold_g": (HG,),
-    "hold_go": (HGO,),
-    "hold_all": (HALL,),
-    "flight_1": (F1,),
-    "merge_1": (M1,),
+    "no_waits": (NO_COUNTERS, ANY_TOKEN),
     "no_copies": (NO_COPIES, ANY_TOKEN),
+    "no_copies_no_waits": (NO_COPIES, NO_COUNTERS, ANY_TOKEN),
+    "in_flight_3": (("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 3 < RING_STAGES ? 3"),),
+    "in_flight_4": (("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 4 < RING_STAGES ? 4"),),
+    "batch_in_flight_4": (
+        ("IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3", "IN_FLIGHT_BATCH = 4 < RING_STAGES ? 4"),
+    ),
+    "no_hold_back": ((HOLD_BACK, "0;"),),
+    "hold_back_xq": ((HOLD_BACK, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;"),),
+    "x_waited_for": (("EARLY_ROWS = 2;", "EARLY_ROWS = 0;"),),
+    "x_early_always": (("EARLY_ROWS = 2;", "EARLY_ROWS = ROWS;"),),
+    "ring_3": (),
+    "ring_4": (),
+    "waiting_2": (("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;"),),
+    "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
+    "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 2;"),),
+    "ahead_1": (("AHEAD = 2;", "AHEAD = 1;"),),
+    "ahead_4": (("AHEAD = 2;", "AHEAD = 4;"),),
 }
 
 

@@ -35,7 +35,7 @@ EACH_ROWS = pytest.mark.parametrize("rows", ROWS)
 
 def situation(rows: int, context: int = 300) -> Situation:
     """Rows of the small model."""
-    return Situation.uniform(SMALL, [context - 1 - 40 * row for row in range(rows)])
+    return Situation.uniform(SMALL, [context - 1 - 30 * row for row in range(rows)])
 
 
 def run(
@@ -148,7 +148,7 @@ def test_host_is_in_steps_of_their_own() -> None:
     """A step that the host starts costs what the host does; in a long launch it does not."""
     alone, among = run(), run(alone=False)
     assert alone.ms == pytest.approx(alone.kernel_ms + H200.host / 1e6)
-    assert among.ms == among.kernel_ms < alone.kernel_ms
+    assert among.ms == among.kernel_ms < alone.ms
     assert (1, 0) == (alone.n_launches, among.n_launches)
 
 
@@ -197,8 +197,8 @@ def test_the_ladder_goes_down(batch: int) -> None:
     ms = {name: each.ms for name, each in runs.items()}
     assert "launch per operation" == max(ms, key=ms.__getitem__)
     assert "next token on the device" == min(ms, key=ms.__getitem__)
-    layers = SMALL.num_hidden_layers
-    assert 1 + layers * 7 + 2 - 1 == runs["launch per operation"].n_launches - 2
+    # EMBED, HEAD, SAMPLE; six operations in each layer, and two routers.
+    assert 3 + 3 * 6 + 2 == runs["launch per operation"].n_launches
     assert ms["graph + PDL, per operation"] < ms["graph, per operation"]
 
 
@@ -208,7 +208,8 @@ def test_launches_do_not_overlap_but_for_early_loaders() -> None:
     trace = runs["graph, per operation"].trace
     by_phase: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for event in trace:
-        by_phase[event.layer, event.op].append((event.begin, event.end))
+        if event.count:  # not the empty record with which a launch of MERGE alone ends
+            by_phase[event.layer, event.op].append((event.begin, event.end))
     order = sorted(by_phase.values(), key=min)
     for before, after in zip(order, order[1:], strict=False):
         assert min(after)[0] >= max(end for _, end in before) + int(H200.launch["graph"]) - 1
