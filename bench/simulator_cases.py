@@ -9,25 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.simulator_kernels import Kernel, kernel_of
 from mkref.config import NORTH_MINI_CODE
-from mkref.plan.build import build_plan
 from mkref.simulate.ladder import SIMULATED, simulate_rung
 from mkref.simulate.run import Simulated, simulate
 from mkref.simulate.situation import Situation
 
 if TYPE_CHECKING:
-    from mkref.plan.build import Plan
     from mkref.simulate.costs import Costs
 
-__all__ = ["FITTED_ON", "N_SM", "RESULTS", "Case", "cases", "plan_for"]
+__all__ = ["FITTED_ON", "RESULTS", "ROOT", "Case", "cases"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "h200"
-N_SM = 132
 LADDER_STEPS = 32
 WARM_UP_LAUNCHES = 2
 
@@ -68,15 +65,10 @@ class Case:
         return next((name for name, case in FITTED_ON.items() if case == self.name), "")
 
 
-@cache
-def plan_for(rows: int) -> Plan:
-    """The plan of the full geometry; how many pages there are does not matter here."""
-    return build_plan(NORTH_MINI_CODE, N_SM, full_pages=1, sliding_pages=1, rows=rows)
-
-
-def _read(name: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{name}.json").read_text())["rows"]
-    return rows
+def _read(name: str) -> tuple[Kernel, list[dict[str, Any]]]:
+    """The kernel of a record, and its rows."""
+    record = json.loads((RESULTS / f"{name}.json").read_text())
+    return kernel_of(record["provenance"]), record["rows"]
 
 
 def _mean_position(row: dict[str, Any], length: int) -> int:
@@ -90,14 +82,15 @@ def _mean_position(row: dict[str, Any], length: int) -> int:
 
 
 def _decode(name: str) -> Iterator[Case]:
-    for row in _read(name):
+    kernel, rows = _read(name)
+    for row in rows:
         positions = [_mean_position(row, length) for length in row["lengths"]]
         situation = Situation.uniform(NORTH_MINI_CODE, positions, row["experts_per_layer"])
 
         def predict(
             costs: Costs, rows: int = row["plan_rows"], now: Situation = situation
         ) -> Simulated:
-            return simulate(plan_for(rows), now, costs=costs)
+            return simulate(kernel.plan(rows), now, costs=costs, switches=kernel.switches_for(rows))
 
         yield Case(
             f"{name}: batch {row['batch']}, {row['context']:,} tokens, {row['kind']}",
@@ -107,7 +100,8 @@ def _decode(name: str) -> Iterator[Case]:
 
 def _ladder() -> Iterator[Case]:
     rungs = {(rung.letter, rung.name): rung for rung in SIMULATED}
-    for row in _read("ladder"):
+    kernel, rows = _read("ladder")
+    for row in rows:
         rung = rungs.get((row["rung"], row["name"]))
         if rung is None:
             continue
@@ -115,7 +109,9 @@ def _ladder() -> Iterator[Case]:
         now = Situation.uniform(NORTH_MINI_CODE, [position] * row["batch"])
 
         def predict(costs: Costs, rung: Any = rung, now: Situation = now) -> Simulated:
-            return simulate_rung(rung, plan_for(8), now, costs=costs)
+            return simulate_rung(
+                rung, kernel.plan(8), now, costs=costs, switches=kernel.switches_for(8)
+            )
 
         yield Case(
             f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",

@@ -80,7 +80,7 @@ class Statistics:
                 task = self.tasks[number]
                 n = len(shapes.of(task, normed=False).stages)
                 block = max(task.k_tiles // shapes.ring.stage_tiles, 1)
-                if task.op == Op.DOWN:
+                if task.op == Op.DOWN and n:
                     block = n // task.count
                 rows += [(number, i, n, i % block == 0) for i in range(n)]
             if len(rows) - before != len(times[-1]):
@@ -171,6 +171,8 @@ class Statistics:
         for k in np.flatnonzero(self.of_op(Op.GATE_UP) & (self.number == 0)):
             task = self.tasks[self.task[k]]
             if task.first % 2 == 0 and not task.flags & Flag.DENSE:
-                ends.append(int(self.end[self.tasks_of(Op.ROUTER) & (self.layer == task.layer)].max()))
+                ends.append(
+                    int(self.end[self.tasks_of(Op.ROUTER) & (self.layer == task.layer)].max())
+                )
                 found.append(float(self.times[k, ISSUED] - ends[-1]))
         return float(np.median(found)), float(self.in_flight(np.array(ends)).mean())

@@ -19,25 +19,28 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from bench.fit_simulator import SITUATION, TRACE, TRACED
-from bench.simulator_cases import FITTED_ON, ROOT, Case, cases, plan_for
+from bench.simulator_cases import FITTED_ON, RESULTS, ROOT, Case, cases
+from bench.simulator_direct import SITUATION, TRACE, read_trace
+from bench.simulator_kernels import kernel_of
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
 from mkref.simulate.compare import compare
 from mkref.simulate.costs import FILE, H200, Costs
 from mkref.simulate.run import simulate
 from mkref.simulate.situation import Situation
-from mkref.simulate.switches import Switches
-from mkref.trace.storage import load_trace
+
+if TYPE_CHECKING:
+    from mkref.simulate.switches import Switches
 
 OUT = ROOT / "bench" / "results" / "simulator.json"
-BASE = Switches()
+KERNEL = kernel_of(json.loads((RESULTS / "decode.json").read_text())["provenance"])
+BASE = KERNEL.switches_for(8)
 LOG = (
     ("ring of 3 stages", 1, replace(BASE, ring=Ring(3, 64)), 1.066),
     ("ring of 4 stages", 1, replace(BASE, ring=Ring(4, 64)), 1.027),
@@ -84,14 +87,14 @@ def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def against_trace() -> dict[str, Any]:
     """The recorded step and a simulated one."""
-    recorded = load_trace(ROOT / TRACE)
-    run = simulate(plan_for(8), SITUATION, switches=TRACED, alone=True)
+    recorded, kernel, switches = read_trace()
+    run = simulate(kernel.plan(8), SITUATION, switches=switches, alone=True)
     both = compare(recorded, run.trace)
     layers = both.layers()
     print(both.report())
     return {
         "file": TRACE,
-        "note": "constants were taken from this trace; waits and spreads were not, but those of HEAD",
+        "note": "constants are from this trace; waits and spreads are not, but that of HEAD",
         "span_us": [recorded.span_ns / 1e3, run.trace.span_ns / 1e3],
         "layer_us": {
             "mean": [round(float(x) / 1e3, 3) for x in layers.mean(axis=0)],
@@ -109,7 +112,7 @@ def against_trace() -> dict[str, Any]:
 def ms(costs: Costs = H200, batch: int = 1, switches: Switches = BASE) -> float:
     """A step at 8,192 tokens."""
     now = Situation.uniform(NORTH_MINI_CODE, [8191 - 128] * batch)
-    return simulate(plan_for(8), now, costs=costs, switches=switches).ms
+    return simulate(KERNEL.plan(8), now, costs=costs, switches=switches).ms
 
 
 def variants() -> list[dict[str, Any]]:
@@ -139,7 +142,10 @@ def sensitivity() -> dict[str, Any]:
         }
         for name in ASSUMED
     }
-    return {"other seeds, batch 1": [round(x, 4) for x in seeds], "assumed constants halved": halved}
+    return {
+        "other seeds, batch 1": [round(x, 4) for x in seeds],
+        "assumed constants halved": halved,
+    }
 
 
 def main() -> int:
@@ -150,6 +156,7 @@ def main() -> int:
     rows = [row(case) for case in cases()]
     record = {
         "label": "simulated, against measured",
+        "kernel": KERNEL.name,
         "table": "mkref/simulate/h200.json",
         "table_sha256": hashlib.sha256(FILE.read_bytes()).hexdigest(),
         "fitted_on": FITTED_ON,

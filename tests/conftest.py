@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(1)
 
-from tests.widgets_lab import lab, lab_server, widgets  # noqa: E402, F401  (one for all tests)
+if find_spec("nbformat") is not None:  # a GPU machine need not have Jupyter
+    from tests.widgets_lab import lab, lab_server, widgets  # noqa: F401  (one for all tests)
 
 
 def have_gpu() -> bool:

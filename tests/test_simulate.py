@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -165,7 +166,8 @@ def test_each_thing_that_helps_helps() -> None:
 def test_more_sms_are_faster() -> None:
     """The large geometry on 33, 66 and 132 SMs."""
     now = Situation.uniform(NORTH_MINI_CODE, [1023])
-    small = replace(NORTH_MINI_CODE, num_hidden_layers=3, layer_types=NORTH_MINI_CODE.layer_types[:3],
+    c = NORTH_MINI_CODE
+    small = replace(c, num_hidden_layers=3, layer_types=NORTH_MINI_CODE.layer_types[:3],
                     mlp_layer_types=NORTH_MINI_CODE.mlp_layer_types[:3])  # fmt: skip
     now = Situation(now.positions, now.experts[:3])
     times = [
@@ -185,9 +187,7 @@ def test_memory_bounds_a_step() -> None:
 def test_the_ladder_goes_down(batch: int) -> None:
     """Every rung of the small model ends, with as many launches as it has, in a possible trace; the
     last is the fastest, a launch per operation the slowest."""
-    runs = {
-        rung.name: each for rung, each in simulate_ladder(PLAN, situation(batch, 340))
-    }
+    runs = {rung.name: each for rung, each in simulate_ladder(PLAN, situation(batch, 340))}
     assert {rung.name for rung in SIMULATED} == runs.keys()
     assert set("abcdefgh") == {rung.letter for rung in SIMULATED}
     for record in runs.values():
@@ -204,14 +204,14 @@ def test_the_ladder_goes_down(batch: int) -> None:
 
 def test_launches_do_not_overlap_but_for_early_loaders() -> None:
     """In a graph, a task of a later launch begins after all tasks of the one before have ended."""
-    runs = dict((rung.name, each) for rung, each in simulate_ladder(PLAN, situation(1)))
+    runs = {rung.name: each for rung, each in simulate_ladder(PLAN, situation(1))}
     trace = runs["graph, per operation"].trace
     by_phase: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for event in trace:
         if event.count:  # not the empty record with which a launch of MERGE alone ends
             by_phase[event.layer, event.op].append((event.begin, event.end))
     order = sorted(by_phase.values(), key=min)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in pairwise(order):
         assert min(after)[0] >= max(end for _, end in before) + int(H200.launch["graph"]) - 1
 
 

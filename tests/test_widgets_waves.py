@@ -199,7 +199,7 @@ def test_joined_blocks_cover_the_same() -> None:
 
 
 def test_widget_follows_its_controls() -> None:
-    """More SMs, another scene, a longer boundary: the sentence follows; the layer sets its tiles."""
+    """More SMs, another scene, a longer boundary: the sentence follows. A layer sets its tiles."""
     widget = wave_quantization()
     assert "chain" == widget.scene.value
     before = widget.figure.summary

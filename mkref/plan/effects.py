@@ -3,9 +3,10 @@
 A value is the content that a buffer has during one layer of one step. Buffers whose members are
 written and read together count as one here. Every layer has KV pages of its own; of everything else
 there is one. (Of "x" there are two, used in turn. But who writes the next x makes the last one
-ABSENT, so it must come after all who read that: as if both lay in the same place.) Most values are read in the step that
-writes them. Two are read in the next one: the tokens, which every SM finds and keeps for itself,
-and the KV pages, to which MERGE appends and which the loaders of the next step copy.
+ABSENT, so it must come after all who read that: as if both lay in the same place.) Most values are
+read in the step that writes them. Two are read in the next one: the tokens, which every SM finds
+and keeps for itself, and the KV pages, to which MERGE appends and which the loaders of the next
+step copy.
 
 Not here: weights, tables and the launch's inputs, which do not change during a launch; "tokens_out"
 and "progress", which the SAMPLE of slot 0 alone writes, for the host.

@@ -106,8 +106,7 @@ def check_order(table: TaskTable, clocks: Clocks) -> Iterator[str]:
     for (buffer, layer), value in sorted(values.items()):
         what = f"{buffer} of layer {layer}"
         if not value.writes:
-            readers = value.reads + value.looks + value.reads_later
-            reader = table.place(readers[0].records[0])
+            reader = table.place((value.reads + value.looks + value.reads_later)[0].records[0])
             yield f"{reader}: reads {what}, which nobody writes"
             continue
         writers = Access.join(value.writes).extremes(table, last=True)

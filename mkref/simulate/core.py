@@ -1,10 +1,11 @@
-"""One SM: consumers, waiter and helper, each a small object that goes as far as it can.
+"""One SM: what its warps share, and the consumers.
 
-`go` of each runs until it needs something whose time is not known yet, and is called again when
-that is known. Times run ahead of the loader's: what the consumers do with a stage follows as soon
-as it is known when the stage lands.
+Each kind of warp is a small object; `go` runs until it needs something whose time is not known yet,
+and is called again when that is known. Times of the consumers run ahead of the loader's: what they
+do with a stage follows as soon as it is known when the stage lands.
 
-What it does not do: ask for copies (`mkref.simulate.loader`).
+What it does not do: ask for copies (`mkref.simulate.loader`), find experts or wait for counters
+(`mkref.simulate.warps`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING
 
-from mkref.plan.task import Flag, Op
+from mkref.plan.task import Op
 from mkref.simulate.counters import NOTHING
+from mkref.simulate.warps import Helper, Waiter
 
 if TYPE_CHECKING:
     from mkref.simulate.agenda import Agenda
@@ -25,9 +27,6 @@ if TYPE_CHECKING:
     from mkref.simulate.program import Program, Work
 
 __all__ = ["Core"]
-
-TASK_SLOTS = 4
-"""Records that the waiter may be ahead, as in the kernel."""
 
 
 class Core:
@@ -71,101 +70,21 @@ class Core:
         full = self.counters.full_at(self.program.end_key(work.launch - 1), then)
         return None if full is None else full + self.costs.launch[self.program.follows[work.launch]]
 
-
     def signal(self, work: Work) -> None:
         """The signaller: after a task's end its outputs become visible, then others learn of it."""
         if work.signal == NOTHING:
             return
-        costs, key = self.costs, work.signal
+        costs, key, early = self.costs, work.signal, work.announces
         per_byte = costs.hop_load[Op(work.task.op).name]
 
         def arrive(at: float) -> None:
             # What is in flight is in the way: of the stores, of the signal and of the poll.
-            self.counters.arrive(key, at + costs.hop + per_byte * self.memory.in_flight(at))
+            flying = self.memory.in_flight(at)
+            self.counters.arrive(key, at + costs.hop + per_byte * flying)
+            if early != NOTHING:
+                self.counters.arrive(early, at + costs.announced + costs.announced_load * flying)
 
         self.agenda.add(work.end, arrive)
-
-
-class Helper:
-    """Finds the experts of each layer; with many rows it also does MERGE."""
-
-    def __init__(self, core: Core, rows: int) -> None:
-        self.core = core
-        self.todo = [work for work in core.works if work.finds or work.beside]
-        self.next, self.at, self.launch = 0, 0.0, 0
-        self.free: float | None = 0.0  # when the place of the experts is free
-        self.rows = rows
-
-    def go(self) -> None:
-        """As far as it can."""
-        core, costs, full_at = self.core, self.core.costs, self.core.counters.full_at
-        while self.next < len(self.todo):
-            work = self.todo[self.next]
-            opens = core.launched(work, self.go)
-            if opens is None:
-                return
-            if work.launch != self.launch:
-                self.launch, self.free = work.launch, opens  # nobody holds it
-            if work.finds:
-                if self.free is None:
-                    return
-                full = full_at(work.router, self.go)
-                if full is None:
-                    return
-                begin = max(self.at, opens, self.free, full)
-                dense = work.task.flags & Flag.DENSE
-                find = costs.dense if dense else costs.find + costs.find_row * (self.rows - 1)
-                self.at = core.experts_at[work.part, work.task.layer] = begin + find
-                self.free = None
-                core.counters.wake += [core.waiter.go, core.loader.go]
-            elif work.beside:
-                full = full_at(work.wait, self.go)
-                if full is None:
-                    return
-                work.begin = max(self.at, opens)
-                work.ready = max(work.begin + costs.ready, full)
-                work.end = self.at = work.ready + work.shape.head
-                core.signal(work)
-                if self._is_last(work):
-                    core.counters.arrive(core.program.end_key(work.launch), self.at)
-            self.next += 1
-
-    def _is_last(self, work: Work) -> bool:
-        """The last that runs beside, of its launch."""
-        later = (each for each in self.todo[self.next + 1 :] if each.beside)
-        return next((each.launch != work.launch for each in later), True)
-
-
-class Waiter:
-    """Knows when each record's inputs are there, up to `TASK_SLOTS` records ahead."""
-
-    def __init__(self, core: Core) -> None:
-        self.core, self.at = core, 0.0
-        self.given: list[float] = []  # of core.turns
-
-    def go(self) -> None:
-        """As far as it can."""
-        core, given = self.core, self.given
-        turns, consumers = core.turns, core.consumers
-        while len(given) < len(turns) and len(given) < consumers.next + TASK_SLOTS:
-            work = turns[len(given)]
-            opens = core.launched(work, self.go)
-            if opens is None:
-                return
-            at = max(self.at, opens)
-            if len(given) >= TASK_SLOTS:
-                at = max(at, turns[len(given) - TASK_SLOTS].end)
-            if work.finds:
-                known = core.experts_at.get((work.part, work.task.layer))
-                if known is None:
-                    return
-                at = max(at, known)
-            full = core.counters.full_at(work.wait, self.go)
-            if full is None:
-                return
-            self.at = max(at, full)
-            given.append(self.at)
-            core.counters.wake += [consumers.go, core.loader.go]
 
 
 class Consumers:

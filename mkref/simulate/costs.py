@@ -35,6 +35,7 @@ class Costs:
         begin, ready: from a task's end until the next is looked at; from there on, if all is there.
         hop: from a producer's end until others see it, with nothing in flight.
         hop_load: more of it for each byte that is in flight per SM; by producer.
+        announced, announced_load: the same where results tell by themselves that they are there.
         find, find_row: experts of one row, and of each further one; without a router `dense`.
         head: from having the inputs until the first stage is taken.
         norm, norm_rows: part of `head` if x must be normed; what each further four rows add.
@@ -65,6 +66,8 @@ class Costs:
     ready: float
     hop: float
     hop_load: Mapping[str, float]
+    announced: float
+    announced_load: float
     find: float
     find_row: float
     dense: float

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["Counters", "NOTHING"]
+__all__ = ["NOTHING", "Counters"]
 
 NOTHING = -1
 """Key of no counter: there is nothing to wait for."""

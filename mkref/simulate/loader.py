@@ -1,8 +1,8 @@
 """The loader of one SM: it asks for stages as long as the ring has room for them.
 
 Like the kernel's it walks the same list as the consumers, waits for the experts where the bytes
-depend on them, and limits what is in flight, more so while the consumers wait for x or q. It acts through the agenda,
-so copies of all SMs reach the memory in the order of time.
+depend on them, and limits what is in flight, more so while the consumers wait for others. It acts
+through the agenda, so copies of all SMs reach the memory in the order of time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Loader:
             landed = core.landed[(core.issued - most) % len(core.landed)]
             later = landed + core.costs.after_land - self.stamp
             if later > at:
-                return self.agenda.add(later, self.issue)
+                self.agenda.add(later, self.issue)
+                return
         self.issue(at)
 
     def issue(self, at: float) -> None:

@@ -2,8 +2,8 @@
 
 Copies are served in the order in which they were asked for, at the total bandwidth: SMs that keep
 equally much in flight get equal shares. Copies of one SM also follow one another on its own link,
-and each takes a latency on top, part of which is a chance of the moment. That chance comes from a table of random numbers
-with a fixed seed, so a simulation repeats bit for bit.
+and each takes a latency on top, part of which is a chance of the moment. That chance comes from a
+table of random numbers with a fixed seed, so a simulation repeats bit for bit.
 
 What it does not do: banks, pages, channels or caches.
 """

@@ -21,14 +21,15 @@ from mkref.simulate.work import OF_X
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
     from mkref.plan.task import Task
+    from mkref.simulate.switches import Switches
     from mkref.simulate.work import Shape, Shapes
 
 __all__ = ["Follows", "Part", "Program", "Work", "assemble"]
 
 Follows = Literal["same", "stream", "graph", "dependent"]
 """In the same launch as the part before, or how its launch follows that one."""
-HOLD_BACK_AFTER = (Op.EMBED, Op.QKV, Op.DOWN)
-"""As in the kernel: in a wait after one of these the loader holds back."""
+ANNOUNCING = (Op.ROUTER, Op.DOWN)
+"""Their results tell by themselves that they are there, before their counter does."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Work:
         task, shape: what it is.
         part, launch: their numbers.
         shown: it is in the record.
-        opens: it is the first of its SM in a launch that is not the first of all.
         wait, signal, router: keys of counters, of which `router` is that of the logits in which the
             helper finds the experts.
+        announces: key of a counter of announcements, which come before the signal.
         finds: the first of its layer that needs the experts.
         releases: the last of its layer that needs them.
         beside: the helper does it.
@@ -58,15 +59,15 @@ class Work:
     """
 
     __slots__ = (
-        "begin", "beside", "end", "finds", "holds", "issued", "launch", "opens", "part", "ready",
-        "releases", "router", "shape", "shown", "signal", "task", "wait",
+        "announces", "begin", "beside", "end", "finds", "holds", "issued", "launch", "part",
+        "ready", "releases", "router", "shape", "shown", "signal", "task", "wait",
     )  # fmt: skip
 
     def __init__(self, task: Task, shape: Shape, part: int, launch: int, shown: bool) -> None:
         self.task, self.shape, self.shown = task, shape, shown
         self.part, self.launch = part, launch
-        self.wait = self.signal = self.router = NOTHING
-        self.finds = self.releases = self.beside = self.holds = self.opens = False
+        self.wait = self.signal = self.router = self.announces = NOTHING
+        self.finds = self.releases = self.beside = self.holds = False
         self.begin = self.ready = self.end = self.issued = -1.0
 
 
@@ -91,24 +92,27 @@ class Program:
         return self.n_counters - len(self.follows) + launch
 
 
-def assemble(parts: Sequence[Part], shapes: Shapes, merge_rows: int) -> Program:
+def assemble(parts: Sequence[Part], shapes: Shapes, switches: Switches) -> Program:
     """Put the parts one behind the other on every SM.
 
     Args:
         parts: in order.
         shapes: of their tasks.
-        merge_rows: as in `Switches`.
+        switches: of the kernel.
     """
     follows = [part.follows for i, part in enumerate(parts) if i == 0 or part.follows != "same"]
     each = max(len(part.plan.counters) for part in parts)
-    program = Program([], follows, each * len(parts) + len(follows), [])
+    # A counter, and beside it a word for announcements.
+    program = Program([], follows, 2 * each * len(parts) + len(follows), [])
+    early = shapes.situation.rows <= switches.early_rows
     for sm in range(parts[0].plan.n_sm):
         mine: list[Work] = []
         launch = -1
         for number, part in enumerate(parts):
             launch += number == 0 or part.follows != "same"
-            mine += _list(part, sm, number, launch, shapes, merge_rows)
-        _link(mine, program, each)
+            mine += _list(part, sm, number, launch, shapes, switches.merge_rows)
+        _link(mine, program, each, early=early, announced=switches.announced)
+        _hold_back(mine, program, switches)
         program.works.append(mine)
     return program
 
@@ -133,21 +137,33 @@ def _list(
     return out
 
 
-def _link(works: list[Work], program: Program, each: int) -> None:
-    """Keys of counters, and what depends on the task before."""
+def _link(
+    works: Sequence[Work], program: Program, each: int, *, early: bool, announced: bool
+) -> None:
+    """Keys of counters: in a part first those of the plan, then the announcements beside them."""
     for work in works:
-        task = work.task
+        task, base = work.task, 2 * work.part * each
+        route = task.route_wait if task.op in ROUTED else NO_COUNTER
         work.wait, work.signal, work.router = (
-            NOTHING if c == NO_COUNTER else work.part * each + c
-            for c in (task.wait, task.signal, task.route_wait if task.op in ROUTED else NO_COUNTER)
+            NOTHING if c == NO_COUNTER else base + c for c in (task.wait, task.signal, route)
         )
+        if early and task.flags & Flag.EARLY and work.wait != NOTHING:
+            work.wait += each
+        if announced and work.router != NOTHING:
+            work.router += each
         if work.signal != NOTHING:
             program.arrivals.append(work.signal)
+            if task.op in ANNOUNCING:
+                work.announces = work.signal + each
+                program.arrivals.append(work.announces)
+
+
+def _hold_back(works: Sequence[Work], program: Program, switches: Switches) -> None:
+    """What depends on the task before; and who tells that a launch has ended."""
     for beside in (False, True):
         last, launch = Op.SAMPLE, -1
         for work in (work for work in works if work.beside == beside):
             if work.launch != launch:
                 launch, last = work.launch, Op.SAMPLE
-                work.opens = launch > 0
                 program.arrivals.append(program.end_key(launch))
-            work.holds, last = last in HOLD_BACK_AFTER, Op(work.task.op)
+            work.holds, last = last in switches.hold_back_after, Op(work.task.op)

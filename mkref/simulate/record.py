@@ -65,9 +65,7 @@ def _since(raw: np.ndarray, zero: float) -> np.ndarray:
     return np.where(raw < 0, ABSENT, times)
 
 
-def _stages(
-    cores: Sequence[Core], ring: Ring, stages_of: Sequence[int], zero: float
-) -> Stages:
+def _stages(cores: Sequence[Core], ring: Ring, stages_of: Sequence[int], zero: float) -> Stages:
     """Stages that were not over when the step began."""
     since = np.full(len(cores), ABSENT, dtype=np.int64)
     sms, rows = [], []

@@ -35,6 +35,7 @@ __all__ = ["Simulated", "end_of", "simulate", "simulate_parts"]
 
 SHARED_BYTES = 232448
 """Shared memory that one block of an H200 can have: 227 KB (CUDA programming guide, 9.0)."""
+DEFAULT = Switches()
 LAST_OPS = (Op.HEAD, Op.SAMPLE)
 
 
@@ -62,7 +63,7 @@ def simulate(
     situation: Situation,
     *,
     costs: Costs = H200,
-    switches: Switches = Switches(),
+    switches: Switches = DEFAULT,
     alone: bool = False,
     stages_of: Sequence[int] = (),
     provenance: Mapping[str, str] | None = None,
@@ -96,7 +97,7 @@ def simulate_parts(
     situation: Situation,
     *,
     costs: Costs = H200,
-    switches: Switches = Switches(),
+    switches: Switches = DEFAULT,
     alone: bool = True,
     stages_of: Sequence[int] = (),
     provenance: Mapping[str, str] | None = None,
@@ -106,13 +107,15 @@ def simulate_parts(
     _check(plan, situation)
     ring = switches.ring or ring_for(plan.config, SHARED_BYTES, plan.rows)
     shapes = Shapes(plan.config, plan.rows, ring, situation, costs, switches)
-    program = assemble(parts, shapes, switches.merge_rows)
+    program = assemble(parts, shapes, switches)
     cores = _run(program, ring, situation.rows, costs, switches, stages_of)
     _check_ended(cores)
     shown = [work for core in cores for work in core.works if work.shown]
     hidden = [work.end for core in cores for work in core.works if not work.shown]
     kernel_ms = (max(work.end for work in shown) - max(hidden, default=0.0)) / 1e6
-    trace = make_trace(plan, cores, ring, stages_of, {**_texts(plan, situation), **(provenance or {})})
+    trace = make_trace(
+        plan, cores, ring, stages_of, {**_texts(plan, situation), **(provenance or {})}
+    )
     return Simulated(
         ms=kernel_ms + alone * costs.host / 1e6,
         kernel_ms=kernel_ms,

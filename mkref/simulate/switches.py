@@ -1,6 +1,7 @@
 """What can be chosen about the kernel and its launches without another plan.
 
-The defaults are the constants of `cuda/megakernel.cu`. Other orders of tasks, barriers and splits
+The defaults are the constants of `cuda/megakernel.cu`; other values are variants of it, or what it
+was before. Other orders of tasks, barriers and splits
 into launches are other plans (`mkref.measure.rungs`); other speeds of the GPU are other costs.
 """
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mkref.errors import RequestError
+from mkref.plan.task import Op
 
 if TYPE_CHECKING:
     from mkref.machine.source import Ring
@@ -25,9 +27,12 @@ class Switches:
         ring: stages in shared memory; None: as many as the kernel takes.
         in_flight: most stages asked for and not there; None: IN_FLIGHT, or IN_FLIGHT_BATCH with
             more than four rows.
-        in_flight_waiting: most of them while the consumers wait for x or q.
+        in_flight_waiting: most of them while the consumers wait for another SM's results.
         run_ahead: the loader does not wait for a task's inputs.
         merge_rows: up to so many rows the consumers do MERGE, else the helper.
+        early_rows: up to so many rows tasks with Flag.EARLY wait for the announcement of x only.
+        announced: router logits tell by themselves that they are there; else a counter does.
+        hold_back_after: operations after which the loader holds back while the next task waits.
         copies: bytes take time; without, every copy has landed at once.
         traced: the kernel takes time stamps, which cost time.
         seed: of the random part of the memory's latency.
@@ -37,7 +42,10 @@ class Switches:
     in_flight: int | None = None
     in_flight_waiting: int = 1
     run_ahead: bool = True
-    merge_rows: int = 2
+    merge_rows: int = 1
+    early_rows: int = 2
+    announced: bool = True
+    hold_back_after: tuple[Op, ...] = (Op.EMBED, Op.QKV, Op.GATE_UP, Op.O_PROJ, Op.DOWN)
     copies: bool = True
     traced: bool = False
     seed: int = 1

@@ -146,8 +146,9 @@ class Shapes:
                 inside = (end - 1) // k - begin // k if op != Op.DOWN else 0
                 service = self._service(op, k, end - begin) + inside * c.block[op.name]
                 stages.append(Stage((end - begin) * TILE_BYTES, lead, service, 1))
-        if stages:
-            stages[0] = stages[0]._replace(lead=0.0)
+        if not stages:  # an SM without rows
+            return Shape(self._less(c.no_merge), (), 0.0)
+        stages[0] = stages[0]._replace(lead=0.0)
         return Shape(head, tuple(stages), self._less(c.tail[op.name]))
 
     def _attention(self, task: Task) -> Shape:
@@ -174,7 +175,9 @@ class Shapes:
                     stages.append(Stage(t * TILE_BYTES, lead, 0.0, 0))
                     lead = 0.0
                 stages.append(Stage(tiles[-1] * TILE_BYTES, lead, service, len(tiles)))
-        return Shape(self._less(c.head["ATTENTION"]), tuple(stages), self._less(c.tail["ATTENTION"]))
+        return Shape(
+            self._less(c.head["ATTENTION"]), tuple(stages), self._less(c.tail["ATTENTION"])
+        )
 
     def _merge(self, task: Task) -> float:
         c = self.costs
@@ -188,4 +191,3 @@ class Shapes:
         else:
             each = c.merge_unit + c.merge_panel * -(-chunks // 32)
         return float(each.sum())
-

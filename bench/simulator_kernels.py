@@ -1,0 +1,94 @@
+"""Which kernel a record was made with, as the simulator needs it: its plan and its switches.
+
+Records that name no older kernel are of the present one. When there are new records only, older
+kernels can go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from mkref.config import NORTH_MINI_CODE
+from mkref.machine.source import Ring
+from mkref.plan.build import build_plan
+from mkref.plan.effects import ROUTED
+from mkref.plan.task import Flag, Op
+from mkref.simulate.switches import Switches
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
+    from mkref.plan.task import Task
+
+__all__ = ["Kernel", "kernel_of"]
+
+N_SM = 132
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A version of the kernel.
+
+    Attributes:
+        name: in words.
+        switches: of it.
+        rings: for each number of rows that a plan serves; where none is named, the largest.
+        early: x and router logits announce themselves, and SMs without rows have empty tasks.
+    """
+
+    name: str
+    switches: Switches
+    rings: tuple[tuple[int, Ring], ...] = ()
+    early: bool = True
+
+    def plan(self, rows: int) -> Plan:
+        """The plan of the large geometry; how many pages it has does not matter for time."""
+        return _plan(self.early, rows)
+
+    def switches_for(self, rows: int) -> Switches:
+        """Its switches with the ring of a plan for so many rows."""
+        return replace(self.switches, ring=dict(self.rings).get(rows))
+
+
+PRESENT = Kernel("present", Switches())
+VERSION_TWO = Kernel(
+    "version two, commit 018a6ea",
+    Switches(
+        merge_rows=2,
+        early_rows=0,
+        announced=False,
+        hold_back_after=(Op.EMBED, Op.QKV, Op.DOWN),
+    ),
+    ((8, Ring(5, 64)), (16, Ring(4, 64)), (32, Ring(2, 32))),
+    early=False,
+)
+HASHES = {
+    "a9dd84de320e407b": VERSION_TWO,  # "kernel" of records of `mkref bench`
+    "6b1ecf73123c02f7": VERSION_TWO,  # "sources" of traces
+}
+
+
+def kernel_of(provenance: Mapping[str, Any]) -> Kernel:
+    """The kernel of a record or a trace."""
+    return HASHES.get(str(provenance.get("kernel") or provenance.get("sources")), PRESENT)
+
+
+@cache
+def _plan(early: bool, rows: int) -> Plan:
+    plan = build_plan(NORTH_MINI_CODE, N_SM, full_pages=1, sliding_pages=1, rows=rows)
+    if early:
+        return plan
+    return replace(plan, tasks=tuple(_without_early(tasks) for tasks in plan.tasks))
+
+
+def _without_early(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """A list as it was before SMs without rows had tasks; the experts are released by the last task
+    that needs them."""
+    kept = [t for t in tasks if t.count or t.op not in (Op.O_PROJ, Op.DOWN)]
+    users = {t.layer: i for i, t in enumerate(kept) if t.op in ROUTED}
+    return tuple(
+        replace(t, flags=t.flags & ~Flag.EARLY | (Flag.RELEASE if users.get(t.layer) == i else 0))
+        for i, t in enumerate(kept)
+    )

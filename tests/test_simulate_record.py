@@ -1,0 +1,147 @@
+"""bench/results/simulator.json says what the simulator says now, and how far it is off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.simulator_cases import FITTED_ON, ROOT, cases, plan_for
+from bench.simulator_direct import SITUATION, TRACE, TRACED, shown
+from bench.simulator_trace import Statistics
+from bench.validate_simulator import OUT, summary
+from mkref.errors import RequestError
+from mkref.machine.source import Ring
+from mkref.simulate.costs import FILE, H200, from_dict
+from mkref.simulate.work import Shapes
+from mkref.trace.storage import load_trace
+
+RECORD: dict[str, Any] = json.loads(OUT.read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+ROWS = {row["case"]: row for row in RECORD["cases"]}
+AGAIN = (
+    "decode: batch 1, 8,192 tokens, even",
+    "contexts: batch 1, 32,768 tokens, even",
+    "ladder: batch 1, c graph + PDL, 3 per layer",
+)
+"""Cases that are simulated again here: they take about a second each."""
+
+
+def test_record_is_of_this_table() -> None:
+    """The table has not changed since; run bench/validate_simulator.py if it has."""
+    assert hashlib.sha256(FILE.read_bytes()).hexdigest() == RECORD["table_sha256"]
+    assert FITTED_ON == RECORD["fitted_on"] == TABLE["fitted_on"]
+
+
+def test_record_has_every_case() -> None:
+    """All measurements, unchanged, with the constants that were fitted to some of them."""
+    found = cases()
+    assert [case.name for case in found] == list(ROWS)
+    assert len(found) == len(ROWS)
+    for case in found:
+        row = ROWS[case.name]
+        assert case.measured_ms == row["measured_ms"]
+        assert (f"fitted: {case.fits}" if case.fits else "held out") == row["role"]
+        assert (ROOT / row["file"]).is_file()
+    assert set(FITTED_ON.values()) <= ROWS.keys()
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_simulator_says_the_same_again(name: str) -> None:
+    """The prediction in the record is that of the code as it is."""
+    case = next(case for case in cases() if case.name == name)
+    assert ROWS[name]["simulated_ms"] == pytest.approx(case.predict(H200).ms, abs=1e-5)
+
+
+def test_errors_are_what_they_say() -> None:
+    """Errors and their summary follow from measurements and predictions."""
+    for row in ROWS.values():
+        error = row["simulated_ms"] / row["measured_ms"] - 1
+        assert row["error"] == pytest.approx(error, abs=2e-5)
+    assert summary(RECORD["cases"]) == RECORD["held_out"]
+
+
+def test_predictions_are_close() -> None:
+    """Steps that no constant was fitted to: within 5 % for up to eight rows and any context, within
+    10 % for other forms of the kernel and more rows; in the mean within 3 %."""
+    held_out = [row for row in ROWS.values() if row["role"] == "held out"]
+    assert len(held_out) >= 3 * len(FITTED_ON)
+    for row in held_out:
+        most = 0.05 if row["case"].startswith(("decode", "contexts")) else 0.1
+        assert abs(row["error"]) < most, row["case"]
+    assert RECORD["held_out"]["all"]["mean_abs"] < 0.03
+
+
+def test_fitted_cases_are_met() -> None:
+    """What a constant was fitted to comes out within 1 %, but for launches, which share one."""
+    for name, case in FITTED_ON.items():
+        most = 0.05 if name.startswith("launch.") else 0.01
+        assert abs(ROWS[case]["error"]) < most, case
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_order_of_the_ladder_is_the_measured_one(batch: int) -> None:
+    """Sorted by prediction and by measurement, rungs that are 5 % apart have the same order."""
+    rungs = [row for name, row in ROWS.items() if name.startswith(f"ladder: batch {batch},")]
+    for a in rungs:
+        for b in rungs:
+            if a["measured_ms"] > 1.05 * b["measured_ms"]:
+                assert a["simulated_ms"] > b["simulated_ms"], (a["case"], b["case"])
+
+
+def test_constants_are_those_of_the_trace() -> None:
+    """What the stamps show directly is in the table as the trace has it now."""
+    plan = plan_for(8)
+    shapes = Shapes(plan.config, plan.rows, Ring(5, 64), SITUATION, H200, TRACED)
+    direct = shown(Statistics(load_trace(ROOT / TRACE), plan, shapes))
+    later = {"hop_load", "merge"}  # fitted further
+    for name, value in direct.items():
+        if name in later:
+            continue
+        kept = TABLE["constants"][name]["value"]
+        if isinstance(value, dict):
+            assert value.keys() == kept.keys()
+            for key in value:
+                assert kept[key] == pytest.approx(value[key], rel=1e-4)
+        else:
+            assert kept == pytest.approx(value, rel=1e-4), name
+        assert TRACE in TABLE["constants"][name]["from"]
+
+
+def test_every_constant_has_a_source() -> None:
+    """A file of the repository, the case it was fitted to, or that it is assumed."""
+    for name, entry in TABLE["constants"].items():
+        assert entry["from"].startswith(("shown by ", "fitted", "assumed")), name
+
+
+def test_layers_of_the_trace_are_met() -> None:
+    """The mean time of a layer within 1 %, the work of every operation within 8 %."""
+    mean = RECORD["trace"]["layer_us"]["mean"]
+    assert mean[1] == pytest.approx(mean[0], rel=0.01)
+    for op, row in RECORD["trace"]["by_op_ns"].items():
+        assert row["work"][1] == pytest.approx(row["work"][0], rel=0.08), op
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.pop("hop"), r"\['hop'\] are missing or unknown"),
+        (lambda c: c.update(speed={"value": 1.0}), r"\['speed'\] are missing or unknown"),
+        (lambda c: c["hop"].update(value=-1.0), "hop is -1.0; give numbers from 0 on"),
+        (lambda c: c["head"]["value"].update(QKV=float("nan")), "head is"),
+    ],
+)
+def test_damaged_tables_are_refused(change: Any, says: str) -> None:
+    """One line names the constant."""
+    damaged = json.loads(FILE.read_text(encoding="utf-8"))
+    change(damaged["constants"])
+    with pytest.raises(RequestError, match=says):
+        from_dict(damaged)
+
+
+def test_seeds_matter_little() -> None:
+    """Another seed of the memory's chance changes a step by less than 2 %."""
+    assert np.abs(RECORD["sensitivity"]["other seeds, batch 1"]).max() < 0.02
