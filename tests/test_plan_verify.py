@@ -174,9 +174,6 @@ def test_x_becomes_absent_after_its_readers(monkeypatch: pytest.MonkeyPatch) -> 
         verify(plan_of())
 
 
-# Step after step
-
-
 def test_clocks_are_those_of_a_late_step() -> None:
     """A step begins when all but the others' SAMPLE of the step before is known, not everything."""
     plan = plan_of(3)
