@@ -385,7 +385,8 @@ struct Route {
   int unit[3], active[2], granule[2];
 };
 
-constexpr int TASK_SLOTS = 4;  // records that the waiter may be ahead
+constexpr int ROPE_ROWS = ROWS <= 8 ? ROWS : 1;  // with more, shared memory is short
+constexpr int TASK_SLOTS = 4;                    // records that the waiter may be ahead
 
 // One lane arrives at an mbarrier for its warp, after a barrier that orders the others before it.
 // `compute-sanitizer --tool racecheck` does not follow that order into an mbarrier; for it there is
@@ -405,7 +406,7 @@ struct Shared {
   float squares[ROWS][CONSUMERS];      // RMSNorm
   Best best[CONSUMERS][ROWS];          // HEAD
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
-  float rope[ROWS][HEAD_DIM];  // cos and sin of the position of this step
+  float rope[ROPE_ROWS][HEAD_DIM];  // cos and sin of the position of this step
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
   alignas(
@@ -1291,6 +1292,20 @@ __device__ __forceinline__ void load_normed(Context& c, int layer) {
   consumers_sync();  // activations of all threads
 }
 
+// The angles of this step, for RoPE in every layer.
+__device__ __forceinline__ const float* angles_in_memory(const Context& c, int row) {
+  return c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM;
+}
+__device__ __forceinline__ void load_rope(Context& c) {
+  if (ROPE_ROWS < ROWS) return;
+  ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
+      c.s.rope[i / HEAD_DIM][i % HEAD_DIM] = angles_in_memory(c, i / HEAD_DIM)[i % HEAD_DIM];
+}
+__device__ __forceinline__ const float* angles(const Context& c, int row) {
+  if constexpr (ROPE_ROWS < ROWS) return angles_in_memory(c, row);
+  return c.s.rope[row];
+}
+
 // What one thread does with the sum of output `r` of a block of a product of x, for one row. `out`
 // is the output's number among all of the operator, `h` where an expert's activations go.
 __device__ __forceinline__ void finish(const Context& c, const Task& task, int out, int r, int row,
@@ -1306,7 +1321,7 @@ __device__ __forceinline__ void finish(const Context& c, const Task& task, int o
       const int dim = out % HEAD_DIM;
       if ((task.flags & FLAG_ROPE) && out < Q_WIDTH + KV_WIDTH) {
         const float other = total(c.s, c.buffer, r ^ 1, row);  // of the pair (2i, 2i + 1)
-        const float* angle = c.s.rope[row] + dim / 2 * 2;      // cos, sin
+        const float* angle = angles(c, row) + dim / 2 * 2;     // cos, sin
         v = dim & 1 ? v * angle[0] + other * angle[1] : v * angle[0] - other * angle[1];
       }
       if (out < Q_WIDTH) {
@@ -1912,13 +1927,6 @@ __device__ void waiter(Context& c, int begin, int end) {
       at.advance();
     }
   }
-}
-
-// The angles of this step, for RoPE in every layer.
-__device__ __forceinline__ void load_rope(Context& c) {
-  ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
-      c.s.rope[i / HEAD_DIM][i % HEAD_DIM] =
-      c.p.rope[(long long)(c.s.positions[i / HEAD_DIM] + c.step) * HEAD_DIM + i % HEAD_DIM];
 }
 
 // A list that does not end with SAMPLE is a part of a step: its last record ends the launch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
@@ -20,12 +21,14 @@ from mkref.simulate.ladder import SIMULATED, simulate_ladder
 from mkref.simulate.run import Simulated, simulate
 from mkref.simulate.situation import Situation
 from mkref.simulate.switches import Switches
+from mkref.simulate.warps import TASK_SLOTS
 from mkref.simulate.work import Shapes
 from mkref.trace.events import BEGIN, END, ISSUED, READY
 from mkref.trace.path import critical_path
 from mkref.trace.ring import ring_use
 from mkref.trace.storage import trace_from_dict, trace_to_dict
 from tests.example_traces import SMALL, small_plan
+from tests.tree import ROOT
 
 RING = Ring(5, 16)
 SWITCHES = Switches(ring=RING)
@@ -61,8 +64,10 @@ def test_every_task_runs_once_after_its_inputs(rows: int) -> None:
     for event in trace:
         ends[event.signal] = max(ends[event.signal], event.end)
     for event in trace:
+        early = rows <= 2 and event.wait.startswith("out") and event.op in ("ROUTER", "QKV", "HEAD")
         if event.wait:
-            assert event.ready >= ends[event.wait] + int(H200.hop)
+            hop = H200.announced if early else H200.hop
+            assert event.ready >= ends[event.wait] + int(hop)
 
 
 def test_a_task_of_experts_waits_for_the_router() -> None:
@@ -71,7 +76,7 @@ def test_a_task_of_experts_waits_for_the_router() -> None:
     for layer in (1, 2):
         routed = max(e.end for e in trace if (e.op, e.layer) == ("ROUTER", layer))
         first = min(e.ready for e in trace if (e.op, e.layer) == ("GATE_UP", layer))
-        assert first >= routed + int(H200.hop + H200.find)
+        assert first >= routed + int(H200.announced + H200.find)
 
 
 @EACH_ROWS
@@ -253,6 +258,43 @@ def test_refuses_what_makes_no_sense(wrong: object, says: str) -> None:
     """One line names the value and what would be right."""
     with pytest.raises(RequestError, match=says):
         wrong()  # type: ignore[operator]
+
+
+def test_switches_are_those_of_the_kernel() -> None:
+    """The defaults are the constants at the top of cuda/megakernel.cu."""
+    text = (ROOT / "cuda" / "megakernel.cu").read_text(encoding="utf-8")
+
+    def constant(name: str) -> str:
+        found = re.search(rf"constexpr int {name} =(?:\s*//[^\n]*\n)?\s*([^;]+);", text)
+        assert found, name
+        return found[1]
+
+    now = Switches()
+    assert now.merge_rows == int(constant("MERGE_ROWS"))
+    assert now.early_rows == int(constant("EARLY_ROWS"))
+    assert now.in_flight_waiting == int(constant("IN_FLIGHT_WAITING"))
+    assert TASK_SLOTS == int(constant("TASK_SLOTS"))
+    few, batch = (int(constant(name).split("<")[0]) for name in ("IN_FLIGHT", "IN_FLIGHT_BATCH"))
+    assert (few, batch) == (now.most_in_flight(4, 9)[0], now.most_in_flight(5, 9)[0])
+    held = re.findall(r"OP_(\w+)", constant("HOLD_BACK_AFTER"))
+    assert {op.name for op in now.hold_back_after} == set(held)
+
+
+def test_what_announces_itself_is_seen_sooner() -> None:
+    """With one row QKV waits for the announcement of x, and the search for that of the logits; with
+    eight, or in a kernel without announcements, for the counters."""
+    slow = replace(H200, announced=H200.hop / 4, announced_load=0.0)
+    for rows, announced, hop in (
+        (1, True, H200.hop / 4),
+        (8, True, H200.hop),
+        (1, False, H200.hop),
+    ):
+        early = 2 if announced else 0
+        switches = replace(SWITCHES, announced=announced, early_rows=early)
+        trace = run(rows=rows, switches=switches, costs=slow).trace
+        ends = max(e.end for e in trace if (e.op, e.layer) == ("DOWN", 0))
+        ready = min(e.ready for e in trace if (e.op, e.layer) == ("QKV", 1))
+        assert hop <= ready - ends + 1 < hop + 600
 
 
 def test_situations() -> None:

@@ -9,15 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.simulator_cases import FITTED_ON, ROOT, cases, plan_for
-from bench.simulator_direct import SITUATION, TRACE, TRACED, shown
-from bench.simulator_trace import Statistics
+from bench.simulator_cases import FITTED_ON, ROOT, cases
+from bench.simulator_direct import TRACE, read_trace, shown
 from bench.validate_simulator import OUT, summary
 from mkref.errors import RequestError
-from mkref.machine.source import Ring
 from mkref.simulate.costs import FILE, H200, from_dict
-from mkref.simulate.work import Shapes
-from mkref.trace.storage import load_trace
 
 RECORD: dict[str, Any] = json.loads(OUT.read_text(encoding="utf-8"))
 TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
@@ -94,10 +90,8 @@ def test_order_of_the_ladder_is_the_measured_one(batch: int) -> None:
 
 def test_constants_are_those_of_the_trace() -> None:
     """What the stamps show directly is in the table as the trace has it now."""
-    plan = plan_for(8)
-    shapes = Shapes(plan.config, plan.rows, Ring(5, 64), SITUATION, H200, TRACED)
-    direct = shown(Statistics(load_trace(ROOT / TRACE), plan, shapes))
-    later = {"hop_load", "merge"}  # fitted further
+    direct = shown(*read_trace())
+    later = {"hop_load", "announced_load", "merge"}  # fitted further
     for name, value in direct.items():
         if name in later:
             continue

@@ -103,7 +103,7 @@ def compile_error(error: str, answer: str) -> str:
     """
     if not error.startswith(("compiling ", "NVRTC cannot compile")):
         raise MachineError(error)
-    place = r"(?:failed|sm_\w+): (.+?)[:(](\d+)[:)](?:\d+:)?"  # of g++ and clang++, and of NVRTC
+    place = r"(?:failed|sm_\w+): (.+?)[:(](\d+)[:)](?:\d+:)?:?"  # of g++ and clang++, and of NVRTC
     found = re.search(rf"{place} (?:fatal )?error: (.*)", error)
     if found is None:
         return f"it does not compile: {error}"

@@ -47,11 +47,12 @@ def shared_bytes(config: NorthConfig, ring: Ring, rows: int = ROWS) -> int:
     attention = CONSUMERS * (256 + 2 * 8 * 4) + 256  # weights, maxima, sums of a chunk; of a merge
     route = 4 + 4 * max_active(config, rows) + config.num_experts * rows * 4
     tasks = TASK_SLOTS * (WORDS * 4 + 4 + 3 * 8)
-    per_row = (
-        config.head_dim * 4 + CONSUMERS * (4 + 8) + 5 * 4
-    )  # squares, bests; tokens and the like
+    per_row = CONSUMERS * (4 + 8) + 5 * 4  # squares, bests; tokens and the like
+    rope = config.head_dim * 4 * (rows if rows <= ROWS else 1)
     params = 8 * (len(BUFFERS) + len(SCALARS))
-    total = stages + activation + partial + attention + route + tasks + per_row * rows + params
+    total = (
+        rope + stages + activation + partial + attention + route + tasks + per_row * rows + params
+    )
     return -(-(total + 256) // 128) * 128  # 256: alignment of members, and some words
 
 

@@ -44,7 +44,6 @@ class Loader:
         self.next = self.stage = 0
         self.at = -1e9  # when the last copy was asked for
         self.scheduled = False
-        self.n_copies = 0
         core.loader = self
 
     def go(self) -> None:
@@ -84,7 +83,7 @@ class Loader:
                 return None
             at = max(at, known + costs.after_land)
         if not self.run_ahead:
-            given, turn = core.waiter.given, self.turns[self.next]
+            given, turn = core.given, self.turns[self.next]
             if turn >= len(given):
                 return None
             at = max(at, given[turn] + costs.after_land)
@@ -118,7 +117,6 @@ class Loader:
         landed = self.memory.copy(self.sm, at, stages[self.stage].n_bytes)
         core.landed[core.issued % len(core.landed)] = landed
         core.issued += 1
-        self.n_copies += 1
         if core.stamps is not None:
             core.stamps.append([at, landed, -1.0, -1.0])
         self.at, self.scheduled = at, False
@@ -126,7 +124,7 @@ class Loader:
         if self.stage == len(stages):
             work.issued = at
             self.next, self.stage = self.next + 1, 0
-        if core.consumers.at >= 0:  # they are at a task
+        if core.at_work:
             core.consumers.go()
         else:
             self.go()

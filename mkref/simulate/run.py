@@ -16,6 +16,7 @@ from mkref.errors import RequestError
 from mkref.machine.source import Ring, ring_for
 from mkref.plan.task import Op
 from mkref.simulate.agenda import Agenda
+from mkref.simulate.consumers import Consumers
 from mkref.simulate.core import Core
 from mkref.simulate.costs import H200, Costs
 from mkref.simulate.counters import Counters
@@ -24,6 +25,7 @@ from mkref.simulate.memory import Memory
 from mkref.simulate.program import Part, Program, assemble
 from mkref.simulate.record import make_trace
 from mkref.simulate.switches import Switches
+from mkref.simulate.warps import Helper, Waiter
 from mkref.simulate.work import Shapes
 
 if TYPE_CHECKING:
@@ -120,7 +122,7 @@ def simulate_parts(
         ms=kernel_ms + alone * costs.host / 1e6,
         kernel_ms=kernel_ms,
         n_launches=len(program.follows) if alone else 0,
-        n_copies=sum(core.loader.n_copies for core in cores),
+        n_copies=sum(core.issued for core in cores),
         trace=trace,
     )
 
@@ -151,7 +153,10 @@ def _run(
     most = switches.most_in_flight(rows, ring.stages)
     cores = []
     for sm, works in enumerate(program.works):
-        core = Core(works, ring.stages, costs, counters, program, rows, agenda, memory)
+        core = Core(works, ring.stages, costs, counters, program, agenda, memory)
+        Helper(core, rows)
+        Waiter(core)
+        Consumers(core)
         Loader(sm, core, memory, agenda, switches, most)
         if sm in stages_of:
             core.stamps = []
@@ -164,8 +169,8 @@ def _run(
 def _check_ended(cores: Sequence[Core]) -> None:
     """A plan that `mkref.plan.verify` accepts comes to its end."""
     for sm, core in enumerate(cores):
-        if core.consumers.next < len(core.turns):
-            task = core.turns[core.consumers.next].task
+        if core.turn < len(core.turns):
+            task = core.turns[core.turn].task
             raise RequestError(
                 f"simulate: SM {sm} waits for ever for {Op(task.op).name} of layer {task.layer}; "
                 "the plan has a deadlock, or the ring is too short for a chunk of attention"

@@ -28,8 +28,8 @@ class Helper:
         self.core = core
         self.todo = [work for work in core.works if work.finds or work.beside]
         self.next, self.at, self.launch = 0, 0.0, 0
-        self.free: float | None = 0.0  # when the place of the experts is free
         self.rows = rows
+        core.helper = self
 
     def go(self) -> None:
         """As far as it can."""
@@ -40,18 +40,18 @@ class Helper:
             if opens is None:
                 return
             if work.launch != self.launch:
-                self.launch, self.free = work.launch, opens  # nobody holds it
+                self.launch, core.place_free = work.launch, opens  # nobody holds it
             if work.finds:
-                if self.free is None:
+                if core.place_free is None:
                     return
                 full = full_at(work.router, self.go)
                 if full is None:
                     return
-                begin = max(self.at, opens, self.free, full)
+                begin = max(self.at, opens, core.place_free, full)
                 dense = work.task.flags & Flag.DENSE
                 find = costs.dense if dense else costs.find + costs.find_row * (self.rows - 1)
                 self.at = core.experts_at[work.part, work.task.layer] = begin + find
-                self.free = None
+                core.place_free = None
                 core.counters.wake += [core.waiter.go, core.loader.go]
             elif work.beside:
                 full = full_at(work.wait, self.go)
@@ -76,13 +76,12 @@ class Waiter:
 
     def __init__(self, core: Core) -> None:
         self.core, self.at = core, 0.0
-        self.given: list[float] = []  # of core.turns
+        core.waiter = self
 
     def go(self) -> None:
         """As far as it can."""
-        core, given = self.core, self.given
-        turns, consumers = core.turns, core.consumers
-        while len(given) < len(turns) and len(given) < consumers.next + TASK_SLOTS:
+        core, given, turns = self.core, self.core.given, self.core.turns
+        while len(given) < len(turns) and len(given) < core.turn + TASK_SLOTS:
             work = turns[len(given)]
             opens = core.launched(work, self.go)
             if opens is None:
@@ -100,4 +99,4 @@ class Waiter:
                 return
             self.at = max(at, full)
             given.append(self.at)
-            core.counters.wake += [consumers.go, core.loader.go]
+            core.counters.wake += [core.consumers.go, core.loader.go]
