@@ -24,6 +24,7 @@ PARTS = {
     "tests": "tests/**/*.py",
     "cuda": "cuda/*.cu",
     "cuda/ops": "cuda/ops/*.cu",
+    "cuda/sampler": "cuda/sampler/*.cu",
     "cuda/host": "cuda/host/**/*",
 }
 COMMENT_SIGNS = {".py": "#", ".sh": "#", ".cu": "//", ".h": "//", ".hpp": "//", ".cpp": "//"}

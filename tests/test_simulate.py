@@ -60,7 +60,7 @@ def test_every_task_runs_once_after_its_inputs(rows: int) -> None:
     assert trace.complete.all()
     assert PLAN.n_tasks == trace.n_tasks
     assert bool(rows > 2) == bool(trace.beside.any())
-    ends = defaultdict(int)
+    ends: dict[str, int] = defaultdict(int)
     for event in trace:
         ends[event.signal] = max(ends[event.signal], event.end)
     for event in trace:

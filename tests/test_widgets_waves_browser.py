@@ -60,13 +60,15 @@ if BROWSERS:
             shown.get_by_text(f"Tiles on {n_sm} SMs").first.wait_for()
         assert 1 == shown.get_by_text("a grid per operation 8.00 us, SMs 75% used").count()
 
-    def test_list_changes_the_scene(page: tuple[Any, list[str]]) -> None:
-        """The list of scenes by keyboard: the layer's tiles follow from the model."""
+    def test_keys_change_the_scene(page: tuple[Any, list[str]]) -> None:
+        """The scenes by keyboard: the layer's tiles follow from the model."""
         shown, _ = page
-        shown.locator(".widget-dropdown select").focus()
-        for _ in range(2):
-            shown.keyboard.press("ArrowDown")
+        _slider(shown, "scene").focus()
+        shown.keyboard.press("ArrowRight")
+        shown.get_by_text("one queue 6.00 us").wait_for()
+        shown.keyboard.press("ArrowRight")
         shown.get_by_text("GATE_UP 768").first.wait_for()
+        assert 1 == shown.get_by_text("a layer of North Mini Code, one row").count()
         image = shown.locator(".widget-html-content img")
         assert image.get_attribute("alt").startswith("Tiles on 10 SMs (QKV 320")
         assert image.evaluate("(image) => image.naturalWidth") > 500

@@ -18,7 +18,7 @@ from mkref.lessons.exercise import (
     WrongAnswerError,
 )
 from mkref.lessons.steps import lesson_plan, proved, same_step
-from mkref.measure.rungs import plain
+from mkref.measure.rungs import ORDER
 from mkref.plan import Op, Plan
 from mkref.plan.share import share, share_beside
 from mkref.plan.task import Flag, Task
@@ -93,9 +93,7 @@ def _alone(answer: Answer) -> None:
         for slot, pair in enumerate(given):
             right = share(total, n_slots, slot)
             if pair != right:
-                raise WrongAnswerError(
-                    f"{_said(case)}: slot {slot} has {right}, it returns {pair}"
-                )
+                raise WrongAnswerError(f"{_said(case)}: slot {slot} has {right}, it returns {pair}")
 
 
 def _covers(cases: Sequence[tuple[int, int, int]]) -> Callable[[Answer], None]:
@@ -168,6 +166,7 @@ def _backwards(total: int, other: int, n_slots: int, slot: int) -> tuple[int, in
 def model_order(tasks: Sequence[Task], layer: int) -> dict[str, Task]:
     """The tasks of one layer in one list, by the names that the exercise uses, in this order."""
     mine = [task for task in tasks if task.layer == layer and task.op not in ALWAYS]
+    mine.sort(key=lambda task: (ORDER.index(Op(task.op)), task.first))
     return {
         f"{Op(t.op).name}.{t.first % 2}" if t.op == Op.GATE_UP else Op(t.op).name: t for t in mine
     }
@@ -175,7 +174,7 @@ def model_order(tasks: Sequence[Task], layer: int) -> dict[str, Task]:
 
 def _ordered(answer: Answer, n_sm: int) -> tuple[Plan, list[list[str]]]:
     """A plan in the order of an answer, and all lists of names that it gave."""
-    plan = plain(lesson_plan(n_sm))
+    plan = lesson_plan(n_sm)
     lists, orders = [], []
     for tasks in plan.tasks:
         mine = [task for task in tasks if task.op == Op.EMBED]

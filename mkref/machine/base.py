@@ -107,7 +107,7 @@ class KernelMachine(Machine):
 
     @abstractmethod
     def begin_draw(self, sampler: Sampler, step: int) -> None:
-        """Start the kernels of `cuda/sampler.cu` for this step behind what `begin` started."""
+        """Start the kernels of `cuda/sampler/` for this step behind what `begin` started."""
 
     @abstractmethod
     def wait(self, seen: int) -> bool:

@@ -1,7 +1,7 @@
 """How the rows of a launch draw their tokens, beyond temperature and noise, and what comes back.
 
 `Draw` goes into `Machine.start`, `LogProbs` come out of its launch. What each setting does to the
-logits, and in which order, is in `mkref.reference.drawing`; on a GPU `cuda/sampler.cu` does it.
+logits, and in which order, is in `mkref.reference.drawing`; on a GPU `cuda/sampler/` does it.
 
 What it does not do: draw, or hold temperatures, seeds and stop ids, which a launch has anyway.
 

@@ -1,6 +1,6 @@
 """A launch whose tokens the sampler draws: pairs of kernel and sampler, some of them queued ahead.
 
-A step of the kernel is followed by `cuda/sampler.cu`, which writes the drawn tokens and positions
+A step of the kernel is followed by `cuda/sampler/`, which writes the drawn tokens and positions
 into the inputs of the next step. So the next pair can be queued before the host has seen a token,
 and the GPU waits for nobody. When stop ids end the launch, what is still queued changes nothing.
 

@@ -1,4 +1,4 @@
-"""All rows of a step drawn in NumPy, for the machines that do not run `cuda/sampler.cu`.
+"""All rows of a step drawn in NumPy, for the machines that do not run `cuda/sampler/`.
 
 What it does not do: the arithmetic, which is `mkref.reference.drawing`'s.
 

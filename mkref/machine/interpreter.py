@@ -94,7 +94,7 @@ class InterpreterMachine(KernelMachine):
     def begin_draw(self, sampler: Sampler, step: int) -> None:
         """Interpret the step that `begin` has left to do, and draw in NumPy.
 
-        What `cuda/sampler.cu` leaves for the next step and for the host is left here, too.
+        What `cuda/sampler/` leaves for the next step and for the host is left here, too.
         """
         assert self.interpreter is not None, "begin has looked"
         b, rows = self.interpreter.buffers, sampler.draw.rows

@@ -1,4 +1,4 @@
-"""Drawing a token with every setting of a request, bit for bit as `cuda/sampler.cu` does it.
+"""Drawing a token with every setting of a request, bit for bit as `cuda/sampler/` does it.
 
 In this order: bias, penalties, bans, temperature, top_k, top_p, min_p, noise, largest. Values are
 float32 with one rounding per operation. Probabilities are whole numbers: the weight

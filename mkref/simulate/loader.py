@@ -50,14 +50,14 @@ class Loader:
         """Enter the next copy into the agenda, if it is known when it can be asked for."""
         if self.scheduled or self.next >= len(self.works):
             return
-        core, costs = self.core, self.core.costs
+        core, costs, work = self.core, self.core.costs, self.works[self.next]
         slots = len(core.landed)
         if core.issued - core.returned >= slots:
             return
         if self.stage:
             at = self.at + costs.after_issue - self.stamp
         else:
-            begins = self._begins(self.works[self.next])
+            begins = self._begins(work)
             if begins is None:
                 return
             at = begins
@@ -66,7 +66,12 @@ class Loader:
             if free > at:
                 at = free
         self.scheduled = True
-        self.agenda.add(at, self.look)
+        if core.at_work and core.turns[core.turn] is work:
+            # The consumers will not wait for others before they have this stage.
+            room = self._room(self.most)
+            self.agenda.add(at if at > room else room, self.issue)
+        else:
+            self.agenda.add(at, self.look)
 
     def _begins(self, work: Work) -> float | None:
         """When the loader can begin with a task."""
@@ -98,17 +103,23 @@ class Loader:
         ended = core.ended.get(before, None if before >= 0 else 0.0)
         return None if ended is None else ended + core.costs.launch["early"]
 
-    def look(self, at: float) -> None:
-        """Ask for the copy now, or when one of those in flight has landed."""
+    def _room(self, most: int) -> float:
+        """When fewer than `most` copies are in flight, as the loader sees it."""
         core = self.core
-        most = self.most_waiting if core.hold_from <= at < core.hold_until else self.most
-        if core.issued >= most:
-            landed = core.landed[(core.issued - most) % len(core.landed)]
-            later = landed + core.costs.after_land - self.stamp
-            if later > at:
-                self.agenda.add(later, self.issue)
-                return
-        self.issue(at)
+        if core.issued < most:
+            return 0.0
+        landed = core.landed[(core.issued - most) % len(core.landed)]
+        return landed + core.costs.after_land - self.stamp
+
+    def look(self, at: float) -> None:
+        """Ask for the copy now, or when there is room in flight."""
+        core = self.core
+        holds_back = core.hold_from <= at < core.hold_until
+        room = self._room(self.most_waiting if holds_back else self.most)
+        if room > at:
+            self.agenda.add(room, self.issue)
+        else:
+            self.issue(at)
 
     def issue(self, at: float) -> None:
         """Ask for a copy; the consumers go on with it."""

@@ -33,10 +33,11 @@ class WavesWidget(ipywidgets.VBox):
         self._config, self._context, self._tb_per_s = config, context, tb_per_s
         wide = {"layout": {"width": "36em"}, "style": {"description_width": "12em"}}
         late = {"continuous_update": False, **wide}
-        self.scene = ipywidgets.Dropdown(
-            options=[(text, name) for name, text in SCENES.items()], value=scene,
-            description="what", **wide,
-        )  # fmt: skip
+        # A slider, because JupyterLab takes the arrow keys away from a list.
+        self.scene = ipywidgets.SelectionSlider(
+            options=[*SCENES], value=scene, description="scene", **late
+        )
+        self.meaning = ipywidgets.Label()
         self.tiles = ipywidgets.IntSlider(
             value=tiles, min=1, max=max(MOST_TILES, tiles), description="tiles per operation",
             **late,
@@ -60,7 +61,7 @@ class WavesWidget(ipywidgets.VBox):
         controls = (
             self.scene, self.tiles, self.n_sm, self.tile_us, self.boundary_us, self.hand_over_us
         )  # fmt: skip
-        super().__init__([*controls, self.view])
+        super().__init__([ipywidgets.HBox([self.scene, self.meaning]), *controls[1:], self.view])
         for control in controls:
             control.observe(self._update, names="value")
         self._update()
@@ -82,6 +83,7 @@ class WavesWidget(ipywidgets.VBox):
         return figure([schedule(each, self.n_sm.value, way, **times) for way in WAYS])
 
     def _update(self, _: Any = None) -> None:
+        self.meaning.value = SCENES[self.scene.value]
         # Tiles of the layer follow from the model.
         self.tiles.disabled = self.tile_us.disabled = self.scene.value == "layer"
         self.view.value = self.figure.html()

@@ -1,0 +1,96 @@
+"""Pictures of lesson 04: who holds what of a tile, and the ring of one SM as recorded."""
+
+from __future__ import annotations
+
+from mkref.lessons.lanes import Look, Span, lanes_figure
+from mkref.lessons.recorded import recorded_trace
+from mkref.widgets.figure import Figure, Table
+from mkref.widgets.palette import INK, OUTLINE
+from mkref.widgets.svg import Svg
+
+__all__ = ["recorded_ring", "tile_figure"]
+
+CELL, LEFT, TOP = 26, 70, 74
+REGISTERS = (
+    ("a0", "#56B4E9", "plain"),
+    ("a1", "#E69F00", "vertical"),
+    ("a2", "#F0E442", "dots"),
+    ("a3", "#CC79A7", "horizontal"),
+)
+
+
+def tile_figure(lane: int = 13) -> Figure:
+    """A 16 x 16 tile of weights: the lane that holds each pair of words, in which register."""
+    g, t = divmod(lane, 4)
+    sentence = (
+        f"A tile of 16 outputs (rows) by 16 of the depth (columns). Each box is two words, with "
+        f"the lane that holds them. The four boxes of lane {lane} lie in rows {g} and {g + 8}, at "
+        f"k {2 * t} and k {2 * t + 8}; in memory they are 16 bytes in a row."
+    )
+    svg = Svg(LEFT + 16 * CELL + 190, TOP + 16 * CELL + 20, sentence)
+    svg.text(16, 26, "The A operand of mma.m16n8k16", size=16, bold=True)
+    for k in range(0, 16, 2):
+        svg.text(LEFT + (k + 1) * CELL, TOP - 8, f"k {k}, {k + 1}", anchor="middle", size=10)
+    for register, (name, color, pattern) in enumerate(REGISTERS):
+        down, right = register % 2, register // 2
+        fill = svg.fill(color, pattern)
+        x, y = LEFT + right * 8 * CELL, TOP + down * 8 * CELL
+        svg.rect(x, y, 8 * CELL, 8 * CELL, svg.fill(color), stroke=OUTLINE)
+        for row in range(8):
+            for pair in range(4):
+                left, top = x + 2 * pair * CELL, y + row * CELL
+                if 4 * row + pair == lane:
+                    svg.rect(left, top, 2 * CELL, CELL, "#ffffff", stroke=INK)
+                label = str(4 * row + pair)
+                svg.text(left + CELL, top + 17, label, anchor="middle", bold=label == str(lane))
+        side = LEFT + 16 * CELL + 20
+        svg.rect(side, TOP + 10 + 26 * register, 18, 16, fill, stroke=OUTLINE)
+        rows, ks = ("rows 0-7", "rows 8-15")[down], ("k 0-7", "k 8-15")[right]
+        svg.text(side + 26, TOP + 22 + 26 * register, f"{name}: {rows}, {ks}")
+    for row in range(16):
+        svg.text(16, TOP + row * CELL + 17, f"row {row}")
+    rows_ = []
+    for register, (name, _, _) in enumerate(REGISTERS):
+        row, k = g + 8 * (register % 2), 2 * t + 8 * (register // 2)
+        rows_.append((name, str(row), f"{k}, {k + 1}", f"{16 * lane + 4 * register}"))
+    head = (f"register of lane {lane}", "row", "k", "byte in the tile")
+    return Figure(svg.render(), sentence, Table(head, tuple(rows_)))
+
+
+def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
+    """The slots of one SM's ring around QKV of one layer, as stamped on an H200, to scale."""
+    trace = recorded_trace("trace_north_h200.json.gz")
+    task = next(e for e in trace if (e.sm, e.layer, e.op) == (sm, layer, "QKV"))
+    assert trace.stages is not None
+    ring = trace.stages.ring
+    stages = trace.stages.times[trace.stages.sm == sm]
+    begin, end = task.begin - 3000, task.end + 3000
+    looks = {
+        "way": Look("on its way", "#F0E442", "dots"),
+        "rests": Look("landed, not yet taken", "#ffffff", "diagonal"),
+        "used": Look("with the consumers", "#56B4E9"),
+        "waits": Look("consumers wait for x", "#ffffff", "horizontal"),
+        "task": Look("consumers work on QKV", "#E69F00", "vertical"),
+    }
+    who = [Span(task.begin - begin, task.ready - begin, "waits")]
+    who.append(Span(task.ready - begin, task.end - begin, "task", "QKV"))
+    lanes: list[tuple[str, list[Span]]] = [("consumers", who)]
+    lanes += [(f"slot {slot}", []) for slot in range(ring.stages)]
+    ahead = 0
+    for number, times in enumerate(stages.tolist()):
+        issued, landed, taken, released = times
+        if min(times) < 0 or released < begin or issued > end:
+            continue
+        ahead += landed <= task.ready <= taken
+        marks = [min(max(time, begin), end) - begin for time in times]
+        for kind, a, b in zip(("way", "rests", "used"), marks, marks[1:], strict=False):
+            if b > a:
+                lanes[1 + number % ring.stages][1].append(Span(a, b, kind))
+    lanes = [lane for lane in lanes if lane[1]]
+    sentence = (
+        f"The ring of SM {sm} around QKV of layer {layer}, {trace.where} [measured]: "
+        f"{ring.stages} slots of {ring.stage_bytes // 1024} KB over "
+        f"{(end - begin) / 1000:.1f} us. When x is there, {ahead} stages of weights have landed "
+        "and wait for the consumers."
+    )
+    return lanes_figure("The loader is ahead of the consumers", sentence, lanes, looks)

@@ -1,0 +1,281 @@
+"""Lesson 11: its exercises, when the loader may ask for a stage, and how much must be in flight.
+
+The first rule is tried on stages played here and on the stages of the recorded step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from mkref.lessons.exercise import (
+    EMPTY,
+    Answer,
+    Mistake,
+    Property,
+    PythonExercise,
+    WrongAnswerError,
+    expect,
+)
+from mkref.lessons.recorded import recorded_trace
+
+__all__ = ["EXERCISES", "RECORD", "may_issue", "stages_needed"]
+
+RECORD = "trace_north_h200.json.gz"
+IN_FLIGHT = 2
+"""Of the recorded step, which had one row."""
+Times = Sequence[float]
+
+
+def may_issue(
+    i: int, slots: int, most: int, issued: Times, landed: Times, released: Times
+) -> float:
+    """The earliest time at which the loader may ask for stage number `i`, counted from 0.
+
+    The ring has `slots` slots, used in turn. At most `most` stages may be asked for and not landed;
+    they land in order. `issued`, `landed` and `released` are lists of the times of stages 0 to
+    i - 1: asked for, in shared memory, read by all consumer warps. Nothing before time 0.
+    """
+    # BEGIN SOLUTION
+    at = issued[i - 1] if i > 0 else 0  # in order
+    if i >= slots:
+        at = max(at, released[i - slots])  # the stage that had this slot has been read
+    if i >= most:
+        at = max(at, landed[i - most])  # then at most most - 1 are still on their way
+    return at
+    # END SOLUTION
+
+
+def stages_needed(bytes_per_s: float, latency_ns: float, n_sm: int, stage_bytes: int) -> int:
+    """How many stages each SM must have in flight to keep the memory busy.
+
+    The memory delivers `bytes_per_s` to `n_sm` SMs together. Every copy takes `latency_ns` from the
+    question to the answer, however many are on their way. A stage has `stage_bytes`.
+    """
+    # BEGIN SOLUTION
+    in_flight = bytes_per_s * latency_ns * 1e-9  # of all SMs: what arrives within one latency
+    return -int(-in_flight / n_sm // stage_bytes)  # rounded up
+    # END SOLUTION
+
+
+Stage = tuple[int, int, int, list[float], list[float], list[float]]
+
+
+def _play(slots: int, most: int, n: int, seed: int, *, slow: float) -> list[Stage]:
+    """Arguments for stages 0 to n - 1 of a run in which copies and consumers take random times."""
+    rng = np.random.default_rng([seed, slots, most])
+    issued: list[float] = []
+    landed: list[float] = []
+    released: list[float] = []
+    cases = []
+    for i in range(n):
+        cases.append((i, slots, most, [*issued], [*landed], [*released]))
+        at = float(may_issue(*cases[-1]) + rng.integers(1, 9))
+        issued.append(at)
+        landed.append(max(at + float(rng.integers(20, 90)), *landed[-1:]))
+        released.append(max(landed[-1], *released[-1:]) + float(rng.integers(5, 40)) * slow)
+    return cases
+
+
+def _number(answer: Answer, case: Stage) -> Any:
+    given = answer(*case[:3], *([*times] for times in case[3:]))
+    if given is None:
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
+    return given
+
+
+def _first(answer: Answer) -> None:
+    for slots, most in ((5, 2), (1, 1)):
+        case: Stage = (0, slots, most, [], [], [])
+        expect(0, _number(answer, case), f"stage 0, {slots} slots, {most} in flight")
+
+
+def _played(slots: int, most: int, *, slow: float) -> Callable[[Answer], None]:
+    def trial(answer: Answer) -> None:
+        for case in _play(slots, most, 24, 0, slow=slow):
+            where = f"stage {case[0]}, {slots} slots, {most} in flight"
+            expect(may_issue(*case), _number(answer, case), where)
+
+    return trial
+
+
+@cache
+def _recorded(sm: int) -> tuple[int, list[list[float]]]:
+    stages = recorded_trace(RECORD).stages
+    assert stages is not None
+    mine = stages.sm == sm
+    times = stages.times[mine]
+    columns = (times[:, 0], stages.landed()[mine], times[:, 3])
+    return stages.ring.stages, [column.astype(float).tolist() for column in columns]
+
+
+def _record(answer: Answer) -> None:
+    """The loader of the recorded step never asked earlier, and often as soon as it might."""
+    slots, columns = _recorded(22)
+    late = []
+    for i in range(200, 700):
+        case = (i, slots, IN_FLIGHT, *(column[:i] for column in columns))
+        at, asked = float(_number(answer, case)), columns[0][i]
+        if not at <= asked:
+            raise WrongAnswerError(
+                f"SM 22, stage {i}: the kernel asked at {asked:.0f} ns, you allow it from "
+                f"{at:.0f} ns"
+            )
+        late.append(asked - at)
+    typical = float(np.median(late))
+    if typical > 500:
+        raise WrongAnswerError(
+            f"SM 22: you would have allowed a typical stage {typical:.0f} ns before the kernel "
+            "asked for it; something else held it back"
+        )
+
+
+def _rule(
+    *, ring: str = "released", cap: str = "landed", ring_less: int = 0, cap_less: int = 0,
+    least: bool = False,
+) -> Answer:  # fmt: skip
+    """The rule with other lists or other stages, or without one of its parts."""
+
+    def answer(
+        i: int, slots: int, most: int, issued: Times, landed: Times, released: Times
+    ) -> float:
+        lists = {"issued": issued, "landed": landed, "released": released}
+        at = [issued[i - 1] if i else 0.0]
+        for name, n, less in ((ring, slots, ring_less), (cap, most, cap_less)):
+            if name and i >= n + less >= 1:
+                at.append(lists[name][i - n - less])
+        return min(at) if least else max(at)
+
+    return answer
+
+
+_ISSUE = PythonExercise(
+    id="11.1",
+    solution=may_issue,
+    properties=(
+        Property("the first stage at once", _first),
+        Property("the slot decides", _played(3, 3, slow=4.0)),
+        Property("the stages in flight decide", _played(9, 2, slow=0.1)),
+        Property("one at a time", _played(4, 1, slow=1.0)),
+        Property("both", _played(5, 3, slow=1.5)),
+        Property("500 recorded stages", _record),
+    ),
+    mistakes=(
+        Mistake(
+            _rule(ring=""),
+            "this ignores the ring: slot i % slots may still be read by a slow warp, and the new "
+            "bytes would come over the old ones.",
+        ),
+        Mistake(
+            _rule(cap=""),
+            "this fills the whole ring at once. How many stages may be on their way?",
+        ),
+        Mistake(
+            _rule(ring="landed"),
+            "that the old stage has landed does not free its slot. Who must be done with it?",
+        ),
+        Mistake(
+            _rule(cap="released"),
+            "a stage is in flight until it has landed, not until it has been read. Read stages "
+            "belong to the ring, not to the memory.",
+        ),
+        Mistake(
+            _rule(ring_less=1),
+            "one slot too many: stage i takes the slot of stage i - slots.",
+        ),
+        Mistake(
+            _rule(cap_less=1),
+            "one too many in flight: before stage i is asked for, stage i - most must have landed.",
+        ),
+        Mistake(
+            _rule(cap_less=-1),
+            "one too few in flight: with `most` = 1 stage i may be asked for as soon as stage "
+            "i - 1 has landed.",
+        ),
+        Mistake(
+            _rule(least=True),
+            "all conditions must hold, so the latest of the times counts.",
+        ),
+    ),
+    samples=tuple(
+        case
+        for slots, most, slow in ((3, 3, 4.0), (9, 2, 0.1), (4, 1, 1.0), (5, 3, 1.5))
+        for case in _play(slots, most, 16, 1, slow=slow)
+    ),
+    then="Now find the same two conditions in `Stream::run`. Which one is the `empty` barrier?",
+)
+
+_LITTLE = ((4.8e12, 1000, 132, 32768), (2e12, 650, 108, 16384), (1e9, 5000, 1, 512))
+
+
+def _little(case: tuple[float, float, int, int]) -> Callable[[Answer], None]:
+    bytes_per_s, latency, n_sm, stage = case
+
+    def trial(answer: Answer) -> None:
+        given = answer(*case)
+        if isinstance(given, float) and not given.is_integer():
+            raise WrongAnswerError(
+                f"{given:.4g} stages: give a whole number, enough to keep the memory busy"
+            )
+        where = (
+            f"{bytes_per_s / 1e9:,.0f} GB/s, {latency} ns, {n_sm} SM{'s' if n_sm > 1 else ''}, "
+            f"stages of {stage} bytes"
+        )
+        expect(stages_needed(*case), given, where)
+
+    return trial
+
+
+def _longer(answer: Answer) -> None:
+    """Stages in proportion to the latency, as long as they are many."""
+    few, many = (answer(3e12, latency, 132, 64) for latency in (700, 7000))
+    if few is None or many is None:
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
+    expect(10, many / few, "ten times the latency, stages of 64 bytes", tolerance=0.01)
+    expect(stages_needed(3e12, 700, 132, 64), few, "700 ns, stages of 64 bytes")
+
+
+def _bytes(bytes_per_s: float, latency_ns: float) -> float:
+    return bytes_per_s * latency_ns * 1e-9
+
+
+_NEEDED = PythonExercise(
+    id="11.2",
+    solution=stages_needed,
+    properties=(
+        Property("a GPU like the H200", _little(_LITTLE[0])),
+        Property("another GPU, smaller stages", _little(_LITTLE[1])),
+        Property("one SM and a slow memory", _little(_LITTLE[2])),
+        Property("more latency needs more in flight", _longer),
+    ),
+    mistakes=(
+        Mistake(
+            lambda b, t, n, s: _bytes(b, t) / n // s,
+            "rounded down, the memory idles for a part of every latency. Round up.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(_bytes(b, t) / s),
+            "this is what all SMs need together. Each has its own ring: divide by n_sm.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(b * t / n / s),
+            "latency_ns is in nanoseconds, bytes_per_s is per second.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(_bytes(b, t) / n),
+            "these are bytes. How many stages are they?",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(_bytes(b, t) / n / s) + 1,
+            "one more does no work: it waits in the memory's queue behind the others.",
+        ),
+    ),
+    samples=_LITTLE,
+    then="Now put in what the recorded copies needed, below.",
+)
+
+EXERCISES = (_ISSUE, _NEEDED)

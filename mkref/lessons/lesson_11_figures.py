@@ -1,0 +1,100 @@
+"""Pictures of lesson 11: what is in flight while consumers wait, and simulated kernels that differ
+in how far their loader goes."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+
+from mkref.config import NORTH_MINI_CODE
+from mkref.lessons.lesson_11 import RECORD
+from mkref.lessons.recorded import bench_record, recorded_trace
+from mkref.trace.events import ISSUED, READY
+from mkref.trace.ring import ring_by_op
+from mkref.widgets.bars import Bar, bar_chart
+from mkref.widgets.figure import Figure, Table
+
+__all__ = ["asked_before_ready", "copy_ns", "in_flight_by_op", "ladder_ms", "simulated_ms", "sweep"]
+
+N_SM, CONTEXT, PAGES = 132, 8192, 200
+SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
+
+
+def ladder_ms(batch: int) -> dict[str, float]:
+    """Milliseconds per step of the best variant of every rung, by its letter."""
+    rows = bench_record("h200/ladder.json")["rows"]
+    return {
+        row["rung"]: row["ms_per_step"] for row in rows if row["batch"] == batch and row["best"]
+    }
+
+
+def asked_before_ready(op: str) -> float:
+    """Share of an operation's tasks whose last byte was asked for before their inputs were there;
+    in the recorded step."""
+    trace = recorded_trace(RECORD)
+    chosen = trace.complete & (trace.columns["op"] == trace.ops.index(op))
+    times = trace.times[chosen]
+    return float((times[:, ISSUED] < times[:, READY]).mean())
+
+
+def copy_ns(percent: float) -> float:
+    """ns from the question to the answer that so many percent of recorded copies do not exceed."""
+    stages = recorded_trace(RECORD).stages
+    assert stages is not None
+    return float(np.percentile(stages.landed() - stages.times[:, 0], percent))
+
+
+def in_flight_by_op() -> Figure:
+    """Bytes on their way to an SM while its consumers wait for an operation's inputs."""
+    trace = recorded_trace(RECORD)
+    found = {row.op: row for row in ring_by_op(trace)}
+    bars, rows, said = [], [], []
+    for op in SHOWN:
+        kb, held = found[op].in_flight_waiting / 1e3, found[op].held_waiting
+        bars.append(Bar(op, kb, f"{kb:.0f} KB on the way [measured]", "#E69F00", "vertical"))
+        rows.append((op, f"{kb:.1f}", f"{held:.1f}"))
+        said.append(f"{op} {kb:.0f}")
+    sentence = (
+        "KB in flight for an SM while its consumers wait for the inputs of an operation, at most, "
+        f"{trace.where} [measured]: {', '.join(said)}."
+    )
+    chart = bar_chart(bars, title=sentence, head="the consumers wait, the loader does not")
+    return Figure(chart, sentence, Table(("waits for", "in flight, KB", "held"), tuple(rows)))
+
+
+@cache
+def simulated_ms(in_flight: int, *, run_ahead: bool = True) -> float:
+    """Milliseconds of a simulated step with one row, with so many stages in flight at most."""
+    from mkref.plan import build_plan
+    from mkref.simulate.run import simulate
+    from mkref.simulate.situation import Situation
+    from mkref.simulate.switches import Switches
+
+    config = NORTH_MINI_CODE
+    plan = build_plan(config, N_SM, full_pages=PAGES, sliding_pages=PAGES)
+    situation = Situation.uniform(config, [CONTEXT - 1])
+    switches = Switches(in_flight=in_flight, run_ahead=run_ahead)
+    return simulate(plan, situation, switches=switches).ms
+
+
+def sweep(most: int = 5) -> Figure:
+    """Simulated steps with one to `most` stages in flight."""
+    found = {n: simulated_ms(n) for n in range(1, most + 1)}
+    best = min(found, key=lambda n: found[n])
+    bars, rows = [], []
+    for n, ms in found.items():
+        more = ms / found[best] - 1
+        text = "the fastest [simulated]" if n == best else f"{more:.1%} slower [simulated]"
+        color, pattern = ("#009E73", "plain") if n == best else ("#56B4E9", "diagonal")
+        bars.append(Bar(f"{n} in flight", 1 + more, text, color, pattern))
+        rows.append((str(n), f"{ms:.3f}", f"{more:.1%}"))
+    said = ", ".join(f"{n}: {ms:.3f} ms" for n, ms in found.items())
+    slower = all(found[a] <= found[b] for a, b in pairwise(range(best, 4)))
+    sentence = (
+        f"Step with one row and a ring of five stages, by stages in flight at most [simulated]: "
+        f"{said}. {best} are best{', and more are slower' if slower and best < most else ''}."
+    )
+    chart = bar_chart(bars, title=sentence, head="time of a step, relative to the best")
+    return Figure(chart, sentence, Table(("in flight", "ms", "slower by"), tuple(rows)))
