@@ -213,9 +213,8 @@ class FakeLaunch(Launch):
                 self._token(row, state, positions[row] + step, heats[row], seeds[row])
                 for row, state in enumerate(states)
             ]
-            machine.last_logits = np.array(states, np.float32)[:, None] + np.arange(
-                VOCAB, dtype=np.float32
-            )
+            numbers = np.arange(VOCAB, dtype=np.float32)
+            machine.last_logits = (np.array(states)[:, None] + numbers).astype(np.float32)
             self._tokens = out
             yield np.array(out, np.int32), self._told(out, states)
             stopped |= {row for row, t in enumerate(out) if self._stops and t in self._stops[row]}

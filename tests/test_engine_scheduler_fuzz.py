@@ -116,7 +116,7 @@ def test_random_load(seed: int) -> None:
     rng = random.Random(seed)
     longest = rng.choice([256, 512])
     window = rng.choice([70, 100])
-    sizes = {
+    sizes: dict[str, Any] = {
         "rows": rng.choice([2, 8, 16]),
         "full_pages": longest // 64 + rng.choice([0, 0, 2, 8, 40]),
         "sliding_pages": 5 + rng.choice([0, 3, 20]),
@@ -130,7 +130,7 @@ def test_random_load(seed: int) -> None:
         scheduler.prefill = FakePrefill(machine, chunk=rng.choice([48, 200]))
         scheduler.prefill_from = rng.choice([1, 32])
     if rng.random() < 0.4:  # admit without a look at the pages: much has to be taken back
-        scheduler.roster._has_room = lambda _: True  # type: ignore[method-assign]
+        scheduler.roster._has_room = lambda newcomer: True  # type: ignore[method-assign]
     stems = [[rng.randrange(VOCAB) for _ in range(200)] for _ in range(3)]
     live: list[tuple[dict[str, Any], Sequence]] = []
     n_submitted = n_whole = n_steps = 0

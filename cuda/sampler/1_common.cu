@@ -20,8 +20,8 @@
 // Launch.     draw_*<<<(blocks, rows), threads, sizeof(Shared)>>>, up to MAX_BLOCKS blocks, whole
 //             warps. A block has its slice of the vocabulary in all kernels.
 // Arguments.  struct Draw, made from its Python definition (mkref/machine/sampler.py) and put in
-//             front of this file, as are STOP_IDS, BIAS_IDS and TOP_LOGPROBS. [R] is the number of
-//             rows that the buffers have, V the vocabulary.
+//             front of these files with the limits in capitals. R is the number of rows that the
+//             buffers have, V the vocabulary.
 //   Step.     logits [R, V]; tokens, positions [R]; temperatures [R]; seeds [R, 2];
 //             stop_ids [R, 8]; status [8], a copy of it for the host; tokens_out [256, R];
 //             progress: steps done, ended

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.config import NorthConfig, check_kernel_limits
+from mkref.engine import run
 from mkref.engine.kv import AHEAD, KvCache
 from mkref.engine.load import (
     find_tokenizer,
@@ -41,9 +42,8 @@ from mkref.engine.request import (
     drawn,
     make_request,
 )
-from mkref.engine.sequence import Sequence
 from mkref.engine.values import each, listed, show
-from mkref.errors import MachineError, RequestError
+from mkref.errors import RequestError
 from mkref.machine import default_n_sm
 from mkref.plan.build import ROWS, Plan, build_plan
 from mkref.plan.verify import verify
@@ -289,7 +289,7 @@ class Engine:
             RequestError: an argument is wrong; nothing ran.
             MachineError: the machine failed.
         """
-        self._check_open()
+        self.check_open()
         request = self._request(
             prompt,
             max_tokens,
@@ -299,7 +299,7 @@ class Engine:
             ignore_eos=ignore_eos,
             return_logits=return_logits,
         )
-        return self._complete([request])[0]
+        return run.complete(self, [request])[0]
 
     def generate_batch(
         self,
@@ -327,7 +327,7 @@ class Engine:
             RequestError: an argument is wrong; nothing ran.
             MachineError: the machine failed.
         """
-        self._check_open()
+        self.check_open()
         several = listed(prompts)
         if not several:
             given = show(prompts) if several is None else "no prompts"
@@ -341,11 +341,12 @@ class Engine:
             strict=True,
         )
         settings: dict[str, Any] = {"ignore_eos": ignore_eos, "return_logits": return_logits}
-        return self._complete(
+        return run.complete(
+            self,
             [
                 self._request(prompt, most, drawn(heat, noise, whole), stop, **settings)
                 for prompt, most, heat, noise, whole in per_prompt
-            ]
+            ],
         )
 
     def stream(
@@ -366,53 +367,10 @@ class Engine:
             Every generated token; the last has a `finish_reason`. Leaving the loop early ends the
             request.
         """
-        self._check_open()
+        self.check_open()
         settings: dict[str, Any] = {"constraint": constraint, "ignore_eos": ignore_eos}
         draw = drawn(temperature, seed, sampling)
-        return self._events(self._request(prompt, max_tokens, draw, stop, **settings))
-
-    def _events(self, request: Request) -> Iterator[Token]:
-        sequence = Sequence(request, self.tokenizer)
-        self.scheduler.submit(sequence)
-        try:
-            while True:
-                self._advance(sequence)
-                token = sequence.events.popleft()
-                yield token
-                if token.finish_reason:
-                    return
-        finally:
-            self.scheduler.cancel(sequence)
-
-    def _complete(self, requests: list[Request]) -> list[Completion]:
-        for request in requests:
-            self.scheduler.roster.check(request)  # before anything runs
-        sequences = [Sequence(request, self.tokenizer) for request in requests]
-        for sequence in sequences:
-            self.scheduler.submit(sequence)
-        try:
-            for sequence in sequences:
-                while not sequence.finish_reason:
-                    sequence.events.clear()
-                    self._advance(sequence)
-        finally:
-            for sequence in sequences:
-                self.scheduler.cancel(sequence)
-        return [sequence.completion(self.machine.name) for sequence in sequences]
-
-    def _advance(self, sequence: Sequence) -> None:
-        """Run steps until the sequence has a token to give."""
-        self._check_open()
-        while not sequence.events:
-            error = sequence.error
-            if isinstance(error, RequestError):  # its own fault, of its constraint for instance
-                raise error
-            if error is not None:
-                raise MachineError(
-                    f"a step that this request shared with others failed: "
-                    f"{error or type(error).__name__}"
-                ) from error
-            self.scheduler.step()
+        return run.events(self, self._request(prompt, max_tokens, draw, stop, **settings))
 
     def claim(self, user: str) -> None:
         """Give the scheduler to `user` alone, for instance to a thread; "" gives it back.
@@ -421,10 +379,11 @@ class Engine:
             RequestError: the engine is closed, or somebody else has it.
         """
         if user:
-            self._check_open()
+            self.check_open()
         self._user = user
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse work: RequestError if it is closed, or somebody else has it."""
         if self._closed:
             raise RequestError("engine: it is closed; load the model again")
         if self._user:

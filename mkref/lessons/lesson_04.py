@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -218,7 +219,7 @@ EXERCISES = (
         answer="finish",
         file="megakernel.cu",
         function="finish",
-        blanks=(Blank("const int dim = out % HEAD_DIM;", "c.p.v_new[row * KV_WIDTH"),),
+        blanks=(Blank("const int dim = out % HEAD_DIM;", "break;"),),
         properties=(
             Property("one row, with positions", _qkv(1, 1, 2)),
             Property("three rows at different positions", _qkv(1, 3, 2)),
@@ -241,7 +242,7 @@ def loads_per_lane(order: Answer) -> int:
     at = {int(word): place for place, word in enumerate(order(NUMBERED))}
     wanted = pack_tiles(NUMBERED)[0].reshape(LANES, 8)[13]
     places = [at[int(word)] for word in wanted]
-    return 1 + sum(b != a + 1 for a, b in zip(places, places[1:], strict=False))
+    return 1 + sum(b != a + 1 for a, b in pairwise(places))
 
 
 def other_bits(depth: int = 2048, outputs: int = 256) -> tuple[int, float]:

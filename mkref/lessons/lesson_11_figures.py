@@ -10,24 +10,16 @@ import numpy as np
 
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.lesson_11 import RECORD
-from mkref.lessons.recorded import bench_record, recorded_trace
+from mkref.lessons.recorded import recorded_trace
 from mkref.trace.events import ISSUED, READY
 from mkref.trace.ring import ring_by_op
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
-__all__ = ["asked_before_ready", "copy_ns", "in_flight_by_op", "ladder_ms", "simulated_ms", "sweep"]
+__all__ = ["asked_before_ready", "copy_ns", "in_flight_by_op", "simulated_ms", "sweep"]
 
 N_SM, CONTEXT, PAGES = 132, 8192, 200
 SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
-
-
-def ladder_ms(batch: int) -> dict[str, float]:
-    """Milliseconds per step of the best variant of every rung, by its letter."""
-    rows = bench_record("h200/ladder.json")["rows"]
-    return {
-        row["rung"]: row["ms_per_step"] for row in rows if row["batch"] == batch and row["best"]
-    }
 
 
 def asked_before_ready(op: str) -> float:

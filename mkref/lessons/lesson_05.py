@@ -1,0 +1,224 @@
+"""Lesson 05: its exercises, the chunks of a row in the kernel that runs and their merge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
+from mkref.lessons.exercise import (
+    EMPTY,
+    Answer,
+    Mistake,
+    Property,
+    PythonExercise,
+    WrongAnswerError,
+)
+from mkref.lessons.recorded import bench_record
+from mkref.reference.scalars import exp2
+
+if TYPE_CHECKING:
+    from mkref.lessons.program import Program
+
+__all__ = ["CHUNK", "EXERCISES", "chunks_of", "context_ms", "merge", "split_bits"]
+
+CHUNK = 128
+"""Keys of a chunk: two pages of 64."""
+Numbers = npt.NDArray[Any]
+
+
+def merge(m: Numbers, l: Numbers, o: Numbers) -> Numbers:  # noqa: E741  # the contract's names
+    """The attention output of a head from the results of its n chunks.
+
+    With scores s of the keys of chunk c, in base 2 (so weights are 2^s), chunk c has left
+        m[c] = max s      l[c] = sum of 2^(s - m[c])      o[c] = sum of 2^(s - m[c]) v
+    `m` and `l` are arrays [n], `o` is [n, D]; the result is an array [D].
+    """
+    # BEGIN SOLUTION
+    weight = 2.0 ** (m - m.max())
+    total = (l * weight).sum()
+    return (o * weight[:, None]).sum(axis=0) / total
+    # END SOLUTION
+
+
+def _parts(
+    lengths: tuple[int, ...], shift: float, seed: int, dims: int = 5
+) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """m, l, o of chunks with these numbers of keys, and the output over all keys at once."""
+    rng = np.random.default_rng(seed)
+    n = sum(lengths)
+    scores = rng.normal(shift, 3, n) + np.repeat(np.arange(len(lengths)) * 1.5, lengths)
+    values = rng.normal(0, 1, (n, dims))
+    ends = np.cumsum((0, *lengths))
+    m = np.array([scores[a:b].max() for a, b in pairwise(ends)])
+    p = 2.0 ** (scores - np.repeat(m, lengths))
+    pieces = [slice(a, b) for a, b in pairwise(ends)]
+    sums = np.array([p[piece].sum() for piece in pieces])
+    o = np.array([p[piece] @ values[piece] for piece in pieces])
+    whole = 2.0 ** (scores - scores.max())
+    return m, sums, o, whole @ values / whole.sum()
+
+
+def _merged(where: str, lengths: tuple[int, ...], shift: float = 0.0) -> Callable[[Answer], None]:
+    def trial(answer: Answer) -> None:
+        *given, right = _parts(lengths, shift, seed=len(lengths))
+        with np.errstate(all="ignore"):
+            got = answer(*(part.copy() for part in given))
+        if got is None:
+            raise WrongAnswerError(f"it returns None, {EMPTY}")
+        shape = np.shape(got)
+        if shape != right.shape:
+            raise WrongAnswerError(f"{where}: it returns shape {shape}, must be {right.shape}")
+        values = np.asarray(got, dtype=np.float64)
+        wrong = np.flatnonzero(~(np.abs(values - right) <= 1e-9))
+        if wrong.size:
+            at = int(wrong[0])
+            raise WrongAnswerError(
+                f"{where}: dimension {at} is {values[at]:.4g}, must be {right[at]:.4g}"
+            )
+
+    return trial
+
+
+_MERGE_MISTAKES = (
+    Mistake(
+        lambda m, l, o: (o / l[:, None]).mean(axis=0),  # noqa: E741
+        "that is the mean of the chunks' outputs. A chunk with larger scores, or more keys, must "
+        "count more: what do m and l say about it?",
+    ),
+    Mistake(
+        lambda m, l, o: o.sum(axis=0) / l.sum(),  # noqa: E741
+        "each chunk has subtracted its own maximum. Before they are added, l and o of all chunks "
+        "must refer to the same one.",
+    ),
+    Mistake(
+        lambda m, l, o: (o * (2.0**m)[:, None]).sum(axis=0) / (l * 2.0**m).sum(),  # noqa: E741
+        "right on paper, but 2^m overflows for large scores. Which number can be subtracted from "
+        "every m without changing the quotient?",
+    ),
+    Mistake(
+        lambda m, l, o: (o * (2.0 ** (m - m.max()))[:, None]).sum(axis=0) / l.sum(),  # noqa: E741
+        "o is brought to a common maximum, and l is not. Both were made with the chunk's own.",
+    ),
+    Mistake(
+        lambda m, l, o: (
+            (o * np.exp(m - m.max())[:, None]).sum(axis=0) / (l * np.exp(m - m.max())).sum()
+        ),
+        "that is a power of e. The scores here are in base 2, since the kernel has exp2.",
+    ),
+)
+
+
+def _op(name: str, layer: int, rows: int, n_sm: int, seed: int = 0) -> Callable[[Program], None]:
+    def trial(program: Program) -> None:
+        from mkref.lessons.steps import run_op
+        from mkref.plan import Op
+
+        run_op(program, Op[name], layer=layer, rows=rows, n_sm=n_sm, seed=seed)
+
+    return trial
+
+
+_RANGE_MISTAKES = (
+    Patch(
+        "r.last - window + 1",
+        "r.last - window",
+        "that is one key too many: a window of w keys includes the token itself.",
+    ),
+    Patch(
+        "r.last / CHUNK - r.chunk + 1",
+        "(r.last - r.first) / CHUNK + 1",
+        "the number of chunks does not follow from the number of keys. Chunks begin at multiples "
+        "of 128, and a short range may lie across such a border.",
+    ),
+    Patch(
+        "r.last / CHUNK - r.chunk + 1",
+        "r.last / CHUNK - r.chunk",
+        "from the first to the last chunk, both included: what if they are the same one?",
+    ),
+    Patch(
+        "window > 0 && r.last >= window",
+        "r.last >= window",
+        "layers with full attention have window 0, which means all keys.",
+    ),
+    Patch(
+        "r.last = position;",
+        "r.last = position - 1;",
+        "a token sees its own key, too.",
+    ),
+)
+
+EXERCISES = (
+    CudaExercise(
+        id="05.1",
+        answer="key_range",
+        file="megakernel.cu",
+        function="key_range",
+        blanks=(Blank("r.last = position;", "r.n_chunks = "),),
+        properties=(
+            Property("one row, all keys", _op("ATTENTION", 0, 1, 2)),
+            Property("six rows, all keys", _op("ATTENTION", 4, 6, 2)),
+            Property("one row with a window", _op("ATTENTION", 1, 1, 2)),
+            Property("six rows with a window on three SMs", _op("ATTENTION", 2, 6, 3)),
+            Property("the merge of six rows", _op("MERGE", 3, 6, 2, seed=3)),
+        ),
+        mistakes=_RANGE_MISTAKES,
+        then="Now find all callers of `key_range`: who else must know how many chunks a row has?",
+    ),
+    PythonExercise(
+        id="05.2",
+        solution=merge,
+        properties=(
+            Property("one chunk", _merged("one chunk", (7,))),
+            Property("two chunks", _merged("two chunks", (128, 40))),
+            Property("nine chunks", _merged("nine chunks", (30, *7 * (128,), 1))),
+            Property("large scores", _merged("scores near 2000", (9, 9, 9), shift=2000.0)),
+            Property("small scores", _merged("scores near -2000", (4, 4, 4, 4), shift=-2000.0)),
+        ),
+        mistakes=_MERGE_MISTAKES,
+        then="Now: in which order does the kernel add the chunks, and why must one be fixed?",
+    ),
+)
+
+
+def chunks_of(position: int, window: int) -> tuple[int, int]:
+    """First chunk and number of chunks of a row, as `key_range` has them; window 0: all keys."""
+    first = position - window + 1 if 0 < window <= position else 0
+    return first // CHUNK, position // CHUNK - first // CHUNK + 1
+
+
+def split_bits(keys: int = 1000, dims: int = 64) -> dict[int, int]:
+    """How many output words change if the keys of a row are cut into n equal parts instead of
+    chunks of 128. Sums and exp2 are float32 in a fixed order, as in docs/numerics.md.
+
+    Returns:
+        Number of parts -> outputs, of `dims`, with other bits than chunks of 128 give.
+    """
+    rng = np.random.default_rng(5)
+    scores = rng.normal(0, 3, keys).astype(np.float32)
+    values = rng.normal(0, 1, (keys, dims)).astype(np.float32)
+
+    def output(begins: list[int]) -> Numbers:
+        ends = [*begins[1:], keys]
+        top = scores.max()
+        total, out = np.float32(0), np.zeros(dims, np.float32)
+        for a, b in zip(begins, ends, strict=True):
+            m = scores[a:b].max()
+            p = exp2(scores[a:b] - m)
+            weight = exp2(m - top)
+            total = total + np.add.accumulate(p)[-1] * weight
+            out = out + np.add.accumulate(p[:, None] * values[a:b])[-1] * weight
+        return out / total
+
+    right = output(list(range(0, keys, CHUNK)))
+    return {n: int((output([keys * i // n for i in range(n)]) != right).sum()) for n in (5, 7, 9)}
+
+
+def context_ms(context: int) -> float:
+    """Milliseconds per step of one row with this context, measured on an H200."""
+    rows = bench_record("h200/contexts.json")["rows"]
+    return float(next(row["ms_per_step"] for row in rows if row["context"] == context))
