@@ -1,7 +1,8 @@
 """Everything that was measured on the H200 and can be simulated: one case per row of a record.
 
 A case knows its measurement, the file that it is from, and how to predict it. `FITTED_ON` names the
-few to which a constant of the simulator's table is fitted; all others are held out.
+few to which a constant of the simulator's table is fitted; all others are held out. They are of the
+kernel of which there is a trace; what was measured of later ones is held out altogether.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mkref.simulate.run import Simulated, simulate
 from mkref.simulate.situation import Situation
 
 if TYPE_CHECKING:
+    from mkref.measure.ladder import Rung
     from mkref.simulate.costs import Costs
 
 __all__ = ["FITTED_ON", "RESULTS", "ROOT", "Case", "cases"]
@@ -28,6 +30,7 @@ RESULTS = ROOT / "bench" / "results" / "h200"
 LADDER_STEPS = 32
 WARM_UP_LAUNCHES = 2
 
+FITTED_VERSION = "v2"
 FITTED_ON = {
     "stamp": "decode: batch 1, 8,192 tokens, even",
     "merge_pass": "contexts: batch 1, 131,072 tokens, even",
@@ -47,12 +50,14 @@ class Case:
     """One measurement.
 
     Attributes:
-        name: unique.
+        version: of the kernel, short.
+        name: unique among those of the version.
         file: record under `RESULTS`.
         measured_ms: per step; `spread_ms` is the spread of its samples.
         predict: simulates it.
     """
 
+    version: str
     name: str
     file: str
     measured_ms: float
@@ -62,6 +67,8 @@ class Case:
     @property
     def fits(self) -> str:
         """Name of the constant that is fitted to this case; "" if it is held out."""
+        if self.version != FITTED_VERSION:
+            return ""
         return next((name for name, case in FITTED_ON.items() if case == self.name), "")
 
 
@@ -71,36 +78,44 @@ def _read(name: str) -> tuple[Kernel, list[dict[str, Any]]]:
     return kernel_of(record["provenance"]), record["rows"]
 
 
-def _mean_position(row: dict[str, Any], length: int) -> int:
-    """Of the steps that count, as `mkref.measure.decode` walks through them."""
-    per_launch = row["steps_per_launch"]
-    launches = -(-row["steps"] // per_launch) + WARM_UP_LAUNCHES
-    fit = min(launches, min(row["lengths"]) // per_launch)
+def _positions(row: dict[str, Any]) -> list[int]:
+    """Of the rows in the mean of the steps that count, as `mkref.measure.decode` walks them."""
+    prompt = row["kind"] == "prompt"
+    n = row["tokens_per_step"] if prompt else row["steps_per_launch"]
+    launches = (row["steps"] if prompt else -(-row["steps"] // n)) + WARM_UP_LAUNCHES
+    fit = max(1, min(launches, min(row["lengths"]) // n))
     counted = [launch % fit for launch in range(WARM_UP_LAUNCHES, launches)]
-    back = sum(fit - number for number in counted) / len(counted) * per_launch
-    return round(length - back + (per_launch - 1) / 2)
+    back = n * sum(fit - number for number in counted) / len(counted)
+    if prompt:
+        return [round(row["context"] - back) + i for i in range(n)]
+    return [round(length - back + (n - 1) / 2) for length in row["lengths"]]
 
 
 def _decode(name: str) -> Iterator[Case]:
     kernel, rows = _read(name)
     for row in rows:
-        positions = [_mean_position(row, length) for length in row["lengths"]]
-        situation = Situation.uniform(NORTH_MINI_CODE, positions, row["experts_per_layer"])
+        now = Situation.uniform(NORTH_MINI_CODE, _positions(row), row["experts_per_layer"])
 
-        def predict(
-            costs: Costs, rows: int = row["plan_rows"], now: Situation = situation
-        ) -> Simulated:
-            return simulate(kernel.plan(rows), now, costs=costs, switches=kernel.switches_for(rows))
+        def predict(costs: Costs, row: dict[str, Any] = row, now: Situation = now) -> Simulated:
+            switches = kernel.switches_for(row["plan_rows"])
+            alone = row["kind"] == "prompt"  # a launch is one step
+            plan = kernel.plan(row["plan_rows"])
+            return simulate(plan, now, costs=costs, switches=switches, alone=alone)
 
+        of = (
+            f"{row['tokens_per_step']} tokens of a prompt"
+            if row["kind"] == "prompt"
+            else (f"batch {row['batch']}")
+        )
         yield Case(
-            f"{name}: batch {row['batch']}, {row['context']:,} tokens, {row['kind']}",
+            kernel.short, f"{Path(name).name}: {of}, {row['context']:,} tokens, {row['kind']}",
             f"{name}.json", row["ms_per_step"], row["spread_ms"], predict,
         )  # fmt: skip
 
 
-def _ladder() -> Iterator[Case]:
+def _ladder(name: str) -> Iterator[Case]:
     rungs = {(rung.letter, rung.name): rung for rung in SIMULATED}
-    kernel, rows = _read("ladder")
+    kernel, rows = _read(name)
     for row in rows:
         rung = rungs.get((row["rung"], row["name"]))
         if rung is None:
@@ -108,17 +123,20 @@ def _ladder() -> Iterator[Case]:
         position = row["context"] - LADDER_STEPS // 2
         now = Situation.uniform(NORTH_MINI_CODE, [position] * row["batch"])
 
-        def predict(costs: Costs, rung: Any = rung, now: Situation = now) -> Simulated:
+        def predict(costs: Costs, rung: Rung = rung, now: Situation = now) -> Simulated:
             return simulate_rung(
                 rung, kernel.plan(8), now, costs=costs, switches=kernel.switches_for(8)
             )
 
         yield Case(
-            f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",
-            "ladder.json", row["ms_per_step"], row["spread_ms"], predict,
+            kernel.short, f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",
+            f"{name}.json", row["ms_per_step"], row["spread_ms"], predict,
         )  # fmt: skip
 
 
 def cases() -> list[Case]:
     """All of them."""
-    return [*_decode("decode"), *_decode("contexts"), *_decode("rows"), *_ladder()]
+    decode = ("version_two/decode", "version_two/contexts", "version_two/rows")
+    decode += ("decode", "contexts", "rows")
+    found = [case for name in decode for case in _decode(name)]
+    return found + [case for name in ("ladder", "ladder_1_4") for case in _ladder(name)]

@@ -32,13 +32,14 @@ class Kernel:
     """A version of the kernel.
 
     Attributes:
-        name: in words.
+        name: in words; `short` stands in front of the names of its cases.
         switches: of it.
         rings: for each number of rows that a plan serves; where none is named, the largest.
         early: x and router logits announce themselves, and SMs without rows have empty tasks.
     """
 
     name: str
+    short: str
     switches: Switches
     rings: tuple[tuple[int, Ring], ...] = ()
     early: bool = True
@@ -52,9 +53,10 @@ class Kernel:
         return replace(self.switches, ring=dict(self.rings).get(rows))
 
 
-PRESENT = Kernel("present", Switches())
+PRESENT = Kernel("present, bench/LOG.md section 10", "v3", Switches())
 VERSION_TWO = Kernel(
-    "version two, commit 018a6ea",
+    "version two, bench/LOG.md section 9",
+    "v2",
     Switches(
         merge_rows=2,
         early_rows=0,

@@ -140,7 +140,7 @@ class TestPreemption:
         engine, machine = fake_engine(full_pages=12, max_context=768)
         wishes: list[dict[str, Any]] = [
             {"prompt": ids(30 + i, i), "max_tokens": 250, "sampling": Sampling(**draw)}
-            for i, draw in enumerate(
+            for i, draw in enumerate[dict[str, Any]](
                 [
                     {},
                     {"temperature": 1.0, "seed": 5},

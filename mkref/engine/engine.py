@@ -16,8 +16,7 @@ What it does not do: run in several threads at a time (`mkref.serve.service` has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterator, Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -287,7 +286,7 @@ class Engine:
 
         Raises:
             RequestError: an argument is wrong; nothing ran.
-            MachineError: the machine failed.
+            MachineError: it failed.
         """
         self.check_open()
         request = self._request(
@@ -325,7 +324,7 @@ class Engine:
 
         Raises:
             RequestError: an argument is wrong; nothing ran.
-            MachineError: the machine failed.
+            MachineError: it failed.
         """
         self.check_open()
         several = listed(prompts)

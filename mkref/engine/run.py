@@ -6,19 +6,32 @@ What it does not do: check requests, or run in a thread of its own (`mkref.serve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mkref.engine.sequence import Sequence
 from mkref.errors import MachineError, RequestError
 
 if TYPE_CHECKING:
-    from mkref.engine.engine import Engine
     from mkref.engine.request import Completion, Request, Token
+    from mkref.engine.scheduler import Scheduler
+    from mkref.engine.tokenizer import Tokenizer
+    from mkref.machine.base import Machine
 
-__all__ = ["complete", "events"]
+__all__ = ["Runs", "complete", "events"]
 
 
-def events(engine: Engine, request: Request) -> Iterator[Token]:
+class Runs(Protocol):
+    """What is needed of an engine; see `mkref.engine.engine.Engine`."""
+
+    machine: Machine
+    scheduler: Scheduler
+    tokenizer: Tokenizer | None
+
+    def check_open(self) -> None:
+        """Refuse work that cannot be done."""
+
+
+def events(engine: Runs, request: Request) -> Iterator[Token]:
     """Tokens of one request as they come; leaving the loop early ends it."""
     sequence = Sequence(request, engine.tokenizer)
     engine.scheduler.submit(sequence)
@@ -33,7 +46,7 @@ def events(engine: Engine, request: Request) -> Iterator[Token]:
         engine.scheduler.cancel(sequence)
 
 
-def complete(engine: Engine, requests: list[Request]) -> list[Completion]:
+def complete(engine: Runs, requests: list[Request]) -> list[Completion]:
     """Answers of several requests; nothing runs unless all are in order."""
     for request in requests:
         engine.scheduler.roster.check(request)
@@ -51,7 +64,7 @@ def complete(engine: Engine, requests: list[Request]) -> list[Completion]:
     return [sequence.completion(engine.machine.name) for sequence in sequences]
 
 
-def _advance(engine: Engine, sequence: Sequence) -> None:
+def _advance(engine: Runs, sequence: Sequence) -> None:
     """Run steps until the sequence has a token to give."""
     engine.check_open()
     while not sequence.events:

@@ -31,16 +31,16 @@ CHUNK = 128
 Numbers = npt.NDArray[Any]
 
 
-def merge(m: Numbers, l: Numbers, o: Numbers) -> Numbers:  # noqa: E741  # the contract's names
+def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
     """The attention output of a head from the results of its n chunks.
 
-    With scores s of the keys of chunk c, in base 2 (so weights are 2^s), chunk c has left
-        m[c] = max s      l[c] = sum of 2^(s - m[c])      o[c] = sum of 2^(s - m[c]) v
-    `m` and `l` are arrays [n], `o` is [n, D]; the result is an array [D].
+    The scores x of the keys are in base 2, so weights are 2^x. Chunk c has left
+        m[c] = max x      s[c] = sum of 2^(x - m[c])      o[c] = sum of 2^(x - m[c]) v
+    `m` and `s` (the contract's l) are arrays [n], `o` is [n, D]; the result is an array [D].
     """
     # BEGIN SOLUTION
     weight = 2.0 ** (m - m.max())
-    total = (l * weight).sum()
+    total = (s * weight).sum()
     return (o * weight[:, None]).sum(axis=0) / total
     # END SOLUTION
 
@@ -86,27 +86,27 @@ def _merged(where: str, lengths: tuple[int, ...], shift: float = 0.0) -> Callabl
 
 _MERGE_MISTAKES = (
     Mistake(
-        lambda m, l, o: (o / l[:, None]).mean(axis=0),  # noqa: E741
+        lambda m, s, o: (o / s[:, None]).mean(axis=0),
         "that is the mean of the chunks' outputs. A chunk with larger scores, or more keys, must "
-        "count more: what do m and l say about it?",
+        "count more: what do m and s say about it?",
     ),
     Mistake(
-        lambda m, l, o: o.sum(axis=0) / l.sum(),  # noqa: E741
-        "each chunk has subtracted its own maximum. Before they are added, l and o of all chunks "
+        lambda m, s, o: o.sum(axis=0) / s.sum(),
+        "each chunk has subtracted its own maximum. Before they are added, s and o of all chunks "
         "must refer to the same one.",
     ),
     Mistake(
-        lambda m, l, o: (o * (2.0**m)[:, None]).sum(axis=0) / (l * 2.0**m).sum(),  # noqa: E741
+        lambda m, s, o: (o * (2.0**m)[:, None]).sum(axis=0) / (s * 2.0**m).sum(),
         "right on paper, but 2^m overflows for large scores. Which number can be subtracted from "
         "every m without changing the quotient?",
     ),
     Mistake(
-        lambda m, l, o: (o * (2.0 ** (m - m.max()))[:, None]).sum(axis=0) / l.sum(),  # noqa: E741
-        "o is brought to a common maximum, and l is not. Both were made with the chunk's own.",
+        lambda m, s, o: (o * (2.0 ** (m - m.max()))[:, None]).sum(axis=0) / s.sum(),
+        "o is brought to a common maximum, and s is not. Both were made with the chunk's own.",
     ),
     Mistake(
-        lambda m, l, o: (
-            (o * np.exp(m - m.max())[:, None]).sum(axis=0) / (l * np.exp(m - m.max())).sum()
+        lambda m, s, o: (
+            (o * np.exp(m - m.max())[:, None]).sum(axis=0) / (s * np.exp(m - m.max())).sum()
         ),
         "that is a power of e. The scores here are in base 2, since the kernel has exp2.",
     ),

@@ -1,4 +1,4 @@
-"""Pictures of lesson 11: what is in flight while consumers wait, and simulated kernels that differ
+"""Pictures of lesson 11: what is asked for while consumers wait, and simulated kernels that differ
 in how far their loader goes."""
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import numpy as np
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.lesson_11 import RECORD
 from mkref.lessons.recorded import recorded_trace
-from mkref.trace.events import ISSUED, READY
-from mkref.trace.ring import ring_by_op
+from mkref.trace.events import BEGIN, ISSUED, READY
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
-__all__ = ["asked_before_ready", "copy_ns", "in_flight_by_op", "simulated_ms", "sweep"]
+__all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "simulated_ms", "sweep"]
 
 N_SM, CONTEXT, PAGES = 132, 8192, 200
 SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
@@ -38,22 +37,34 @@ def copy_ns(percent: float) -> float:
     return float(np.percentile(stages.landed() - stages.times[:, 0], percent))
 
 
-def in_flight_by_op() -> Figure:
-    """Bytes on their way to an SM while its consumers wait for an operation's inputs."""
+def asked_while_waiting() -> Figure:
+    """KB that a loader asked for while its consumers waited for an operation, per layer."""
     trace = recorded_trace(RECORD)
-    found = {row.op: row for row in ring_by_op(trace)}
+    stages = trace.stages
+    assert stages is not None
+    per_layer = len(stages.sms) * NORTH_MINI_CODE.num_hidden_layers
+    stage_kb = stages.ring.stage_bytes / 1e3
     bars, rows, said = [], [], []
     for op in SHOWN:
-        kb, held = found[op].in_flight_waiting / 1e3, found[op].held_waiting
-        bars.append(Bar(op, kb, f"{kb:.0f} KB on the way [measured]", "#E69F00", "vertical"))
-        rows.append((op, f"{kb:.1f}", f"{held:.1f}"))
+        n, us = 0, 0.0
+        for sm in stages.sms:
+            asked = stages.times[stages.sm == sm, 0]
+            mine = trace.complete & (trace.columns["sm"] == sm)
+            times = trace.times[mine & (trace.columns["op"] == trace.ops.index(op))]
+            begin, ready = np.searchsorted(asked, times[:, BEGIN : READY + 1].T)
+            n += int((ready - begin).sum())
+            us += float((times[:, READY] - times[:, BEGIN]).sum()) / 1e3
+        kb = n * stage_kb / per_layer
+        text = f"{kb:.0f} KB in {us / per_layer:.1f} us of waiting [measured]"
+        bars.append(Bar(op, kb, text, "#E69F00", "vertical"))
+        rows.append((op, f"{us / per_layer:.2f}", f"{kb:.1f}"))
         said.append(f"{op} {kb:.0f}")
     sentence = (
-        "KB in flight for an SM while its consumers wait for the inputs of an operation, at most, "
-        f"{trace.where} [measured]: {', '.join(said)}."
+        "KB, at most, that the loader of an SM asked for while its consumers waited for an "
+        f"operation, per layer, {trace.where} [measured]: {', '.join(said)}."
     )
-    chart = bar_chart(bars, title=sentence, head="the consumers wait, the loader does not")
-    return Figure(chart, sentence, Table(("waits for", "in flight, KB", "held"), tuple(rows)))
+    chart = bar_chart(bars, title=sentence, head="the consumers wait, the loader asks")
+    return Figure(chart, sentence, Table(("waits for", "waits, us", "asked for, KB"), tuple(rows)))
 
 
 @cache
