@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +52,18 @@ def source_hash() -> str:
 
 
 def kernel_hash() -> str:
-    """Hash of the generated CUDA source for North and for nano: equal hash, equal machine code."""
+    """Hash of the generated CUDA source for North and for nano: equal hash, equal machine code.
+
+    Without comments and blanks: words may become better without another run.
+    """
     from mkref.config import NORTH_MINI_CODE, NorthConfig
     from mkref.machine.source import Ring, kernel_source
     from mkref.paths import models_root
 
     configs = (NORTH_MINI_CODE, NorthConfig.load(models_root() / "nano"))
     text = "".join(kernel_source(config, Ring(5, 64)) for config in configs)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    bare = " ".join(re.sub(r"//[^\n]*", "", text).split())
+    return hashlib.sha256(bare.encode()).hexdigest()[:16]
 
 
 def _run(*command: str) -> str:

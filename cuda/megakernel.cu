@@ -13,7 +13,7 @@
 //             definition in Python.
 // Numbers.    docs/numerics.md states every rounding and the order of every sum. Compile with
 //             --fmad=false.
-// Left out.   Top-p and top-k sampling, which work on the logits that are left behind.
+// Left out.   Top-p, top-k and the like: cuda/sampler/ draws from the logits that are left behind.
 //
 // Contents.   1 ptx, 2 geometry, 3 arithmetic, 4 shared memory, 5 bounded waits, 6 run-time work,
 //             7 loader, 8 products, 9 attention, 10 the other tasks, 11 the calling convention.
@@ -595,8 +595,8 @@ __device__ __forceinline__ void consumers_sync() {
 // after the data, because the release waits until memory has confirmed them. Where everybody waits,
 // the data themselves say that they are there:
 //   router logits   carry a number that grows with every layer and step (`version`);
-//   x               is ABSENT, a NaN that no arithmetic makes, until DOWN has written it. DOWN makes
-//                   the x that it no longer needs ABSENT; EMBED does so for the other copy.
+//   x               is ABSENT, a NaN that no arithmetic makes, until DOWN has written it. DOWN
+//                   makes the x that it no longer needs ABSENT; EMBED does so for the other copy.
 // So that nobody polls many words for long, x is looked at once its writers have announced it: in
 // the word beside their counter, without release. The counter itself follows, and whoever needs
 // more than x waits for it (GATE_UP). `mkref/plan/hazards.py` checks that this is enough.

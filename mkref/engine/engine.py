@@ -16,7 +16,8 @@ What it does not do: run in several threads at a time (`mkref.serve.service` has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as SequenceOf
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -374,8 +375,7 @@ class Engine:
     def claim(self, user: str) -> None:
         """Give the scheduler to `user` alone, for instance to a thread; "" gives it back.
 
-        Raises:
-            RequestError: the engine is closed, or somebody else has it.
+        Raises RequestError if the engine is closed or somebody else has it.
         """
         if user:
             self.check_open()

@@ -12,11 +12,12 @@ __all__ = ["recorded_ring", "tile_figure"]
 
 CELL, LEFT, TOP = 26, 70, 74
 REGISTERS = (
-    ("a0", "#56B4E9", "plain"),
-    ("a1", "#E69F00", "vertical"),
-    ("a2", "#F0E442", "dots"),
-    ("a3", "#CC79A7", "horizontal"),
+    ("a0", "#56B4E9"),
+    ("a1", "#E69F00"),
+    ("a2", "#F0E442"),
+    ("a3", "#CC79A7"),
 )
+"""Colours; which quarter is which is also said in the legend by rows and k."""
 
 
 def tile_figure(lane: int = 13) -> Figure:
@@ -31,11 +32,10 @@ def tile_figure(lane: int = 13) -> Figure:
     svg.text(16, 26, "The A operand of mma.m16n8k16", size=16, bold=True)
     for k in range(0, 16, 2):
         svg.text(LEFT + (k + 1) * CELL, TOP - 8, f"k {k}, {k + 1}", anchor="middle", size=10)
-    for register, (name, color, pattern) in enumerate(REGISTERS):
+    for register, (name, color) in enumerate(REGISTERS):
         down, right = register % 2, register // 2
-        fill = svg.fill(color, pattern)
         x, y = LEFT + right * 8 * CELL, TOP + down * 8 * CELL
-        svg.rect(x, y, 8 * CELL, 8 * CELL, svg.fill(color), stroke=OUTLINE)
+        svg.rect(x, y, 8 * CELL, 8 * CELL, color, stroke=OUTLINE)
         for row in range(8):
             for pair in range(4):
                 left, top = x + 2 * pair * CELL, y + row * CELL
@@ -44,13 +44,13 @@ def tile_figure(lane: int = 13) -> Figure:
                 label = str(4 * row + pair)
                 svg.text(left + CELL, top + 17, label, anchor="middle", bold=label == str(lane))
         side = LEFT + 16 * CELL + 20
-        svg.rect(side, TOP + 10 + 26 * register, 18, 16, fill, stroke=OUTLINE)
+        svg.rect(side, TOP + 10 + 26 * register, 18, 16, color, stroke=OUTLINE)
         rows, ks = ("rows 0-7", "rows 8-15")[down], ("k 0-7", "k 8-15")[right]
         svg.text(side + 26, TOP + 22 + 26 * register, f"{name}: {rows}, {ks}")
     for row in range(16):
         svg.text(16, TOP + row * CELL + 17, f"row {row}")
     rows_ = []
-    for register, (name, _, _) in enumerate(REGISTERS):
+    for register, (name, _) in enumerate(REGISTERS):
         row, k = g + 8 * (register % 2), 2 * t + 8 * (register // 2)
         rows_.append((name, str(row), f"{k}, {k + 1}", f"{16 * lane + 4 * register}"))
     head = (f"register of lane {lane}", "row", "k", "byte in the tile")
