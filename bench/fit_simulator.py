@@ -157,7 +157,7 @@ def main() -> int:
         for name, error in (("bandwidth", slow), ("jitter", uneven), ("latency", long)):
             costs, value = solve(costs, name, error)
             print(f"{name}: {value:.4g}, from the trace as a whole", flush=True)
-    measured = {case.fits: case for case in cases()}
+    measured = {case.fits: case for case in cases() if case.fits}
     for name, of in FITTED_ON.items():
         case = measured[name]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mkref.measure.ladder import Rung
     from mkref.simulate.costs import Costs
 
-__all__ = ["FITTED_ON", "RESULTS", "ROOT", "Case", "cases"]
+__all__ = ["FITTED_ON", "FITTED_VERSION", "ROOT", "Case", "cases"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results" / "h200"

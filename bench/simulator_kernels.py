@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mkref.plan.build import Plan
     from mkref.plan.task import Task
 
-__all__ = ["Kernel", "kernel_of"]
+__all__ = ["PRESENT", "Kernel", "kernel_of"]
 
 N_SM = 132
 

@@ -25,21 +25,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from bench.simulator_cases import FITTED_ON, RESULTS, ROOT, Case, cases
+from bench.simulator_cases import FITTED_ON, ROOT, Case, cases
 from bench.simulator_direct import SITUATION, TRACE, read_trace
-from bench.simulator_kernels import kernel_of
+from bench.simulator_kernels import PRESENT, kernel_of
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
 from mkref.simulate.compare import compare
 from mkref.simulate.costs import FILE, H200, Costs
 from mkref.simulate.run import simulate
 from mkref.simulate.situation import Situation
+from mkref.trace.storage import load_trace
 
 if TYPE_CHECKING:
     from mkref.simulate.switches import Switches
 
 OUT = ROOT / "bench" / "results" / "simulator.json"
-KERNEL = kernel_of(json.loads((RESULTS / "decode.json").read_text())["provenance"])
+KERNEL = kernel_of(load_trace(ROOT / TRACE).provenance)
+"""The one of which there is a trace."""
 BASE = KERNEL.switches_for(8)
 LOG = (
     ("ring of 3 stages", 1, replace(BASE, ring=Ring(3, 64)), 1.066),
@@ -56,8 +58,11 @@ def row(case: Case) -> dict[str, Any]:
     """A case as the file has it."""
     simulated = case.predict(H200).ms
     error = simulated / case.measured_ms - 1
-    print(f"{case.name:56} {case.measured_ms:8.3f} {simulated:8.3f} {error:+7.1%}  {case.fits}")
+    print(
+        f"{case.version} {case.name:56} {case.measured_ms:8.3f} {simulated:8.3f} {error:+7.1%}  {case.fits}"
+    )
     return {
+        "kernel": case.version,
         "case": case.name,
         "file": f"bench/results/h200/{case.file}",
         "measured_ms": case.measured_ms,
@@ -69,11 +74,13 @@ def row(case: Case) -> dict[str, Any]:
 
 
 def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Errors of the cases that are held out: of all, and by record."""
+    """Errors of the cases that are held out: of all, by kernel, and by record of each kernel."""
     held_out = [each for each in rows if each["role"] == "held out"]
     groups = {"all": held_out}
     for each in held_out:
-        groups.setdefault(each["case"].partition(":")[0], []).append(each)
+        record = each["case"].partition(":")[0]
+        for name in (each["kernel"], f"{each['kernel']} {record}"):
+            groups.setdefault(name, []).append(each)
     return {
         name: {
             "n": len(group),
@@ -157,7 +164,7 @@ def main() -> int:
     rows = [row(case) for case in cases()]
     record = {
         "label": "simulated, against measured",
-        "kernel": KERNEL.name,
+        "kernels": {KERNEL.short: KERNEL.name, PRESENT.short: PRESENT.name},
         "table": "mkref/simulate/h200.json",
         "table_sha256": hashlib.sha256(FILE.read_bytes()).hexdigest(),
         "fitted_on": FITTED_ON,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.simulator_cases import FITTED_ON, ROOT, cases
+from bench.simulator_cases import FITTED_ON, FITTED_VERSION, ROOT, cases
 from bench.simulator_direct import TRACE, read_trace, shown
 from bench.validate_simulator import OUT, summary
 from mkref.errors import RequestError
@@ -17,11 +17,11 @@ from mkref.simulate.costs import FILE, H200, from_dict
 
 RECORD: dict[str, Any] = json.loads(OUT.read_text(encoding="utf-8"))
 TABLE: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-ROWS = {row["case"]: row for row in RECORD["cases"]}
+ROWS = {(row["kernel"], row["case"]): row for row in RECORD["cases"]}
 AGAIN = (
-    "decode: batch 1, 8,192 tokens, even",
-    "contexts: batch 1, 32,768 tokens, even",
-    "ladder: batch 1, c graph + PDL, 3 per layer",
+    ("v2", "decode: batch 1, 8,192 tokens, even"),
+    ("v3", "contexts: batch 1, 32,768 tokens, even"),
+    ("v3", "ladder: batch 1, c graph + PDL, 3 per layer"),
 )
 """Cases that are simulated again here: they take about a second each."""
 
@@ -35,21 +35,21 @@ def test_record_is_of_this_table() -> None:
 def test_record_has_every_case() -> None:
     """All measurements, unchanged, with the constants that were fitted to some of them."""
     found = cases()
-    assert [case.name for case in found] == list(ROWS)
+    assert [(case.version, case.name) for case in found] == list(ROWS)
     assert len(found) == len(ROWS)
     for case in found:
-        row = ROWS[case.name]
+        row = ROWS[case.version, case.name]
         assert case.measured_ms == row["measured_ms"]
         assert (f"fitted: {case.fits}" if case.fits else "held out") == row["role"]
         assert (ROOT / row["file"]).is_file()
-    assert set(FITTED_ON.values()) <= ROWS.keys()
+    assert {(FITTED_VERSION, name) for name in FITTED_ON.values()} <= ROWS.keys()
 
 
-@pytest.mark.parametrize("name", AGAIN)
-def test_simulator_says_the_same_again(name: str) -> None:
+@pytest.mark.parametrize("key", AGAIN)
+def test_simulator_says_the_same_again(key: tuple[str, str]) -> None:
     """The prediction in the record is that of the code as it is."""
-    case = next(case for case in cases() if case.name == name)
-    assert ROWS[name]["simulated_ms"] == pytest.approx(case.predict(H200).ms, abs=1e-5)
+    case = next(case for case in cases() if (case.version, case.name) == key)
+    assert ROWS[key]["simulated_ms"] == pytest.approx(case.predict(H200).ms, abs=1e-5)
 
 
 def test_errors_are_what_they_say() -> None:
@@ -61,12 +61,14 @@ def test_errors_are_what_they_say() -> None:
 
 
 def test_predictions_are_close() -> None:
-    """Steps that no constant was fitted to: within 5 % for up to eight rows and any context, within
-    10 % for other forms of the kernel and more rows; in the mean within 3 %."""
+    """Steps that no constant was fitted to. Of the kernel of the trace: within 4 % for up to eight
+    rows and any context, within 8 % for other forms of it and more rows. Of the kernel after it, of
+    which nothing was fitted: within 7 %. In the mean within 3 %."""
     held_out = [row for row in ROWS.values() if row["role"] == "held out"]
-    assert len(held_out) >= 3 * len(FITTED_ON)
+    assert len(held_out) >= 6 * len(FITTED_ON)
     for row in held_out:
-        most = 0.05 if row["case"].startswith(("decode", "contexts")) else 0.1
+        plain = row["case"].startswith(("decode", "contexts"))
+        most = 0.07 if row["kernel"] != FITTED_VERSION else 0.04 if plain else 0.08
         assert abs(row["error"]) < most, row["case"]
     assert RECORD["held_out"]["all"]["mean_abs"] < 0.03
 
@@ -75,17 +77,28 @@ def test_fitted_cases_are_met() -> None:
     """What a constant was fitted to comes out within 1 %, but for launches, which share one."""
     for name, case in FITTED_ON.items():
         most = 0.05 if name.startswith("launch.") else 0.01
-        assert abs(ROWS[case]["error"]) < most, case
+        assert abs(ROWS[FITTED_VERSION, case]["error"]) < most, case
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_order_of_the_ladder_is_the_measured_one(batch: int) -> None:
-    """Sorted by prediction and by measurement, rungs that are 5 % apart have the same order."""
-    rungs = [row for name, row in ROWS.items() if name.startswith(f"ladder: batch {batch},")]
+@pytest.mark.parametrize(("kernel", "batch"), [("v2", 1), ("v2", 8), ("v3", 1), ("v3", 4)])
+def test_order_of_the_ladder_is_the_measured_one(kernel: str, batch: int) -> None:
+    """Rungs whose measurements are 8 % apart have the same order in the simulation."""
+    start = f"ladder: batch {batch},"
+    rungs = [row for (of, name), row in ROWS.items() if of == kernel and name.startswith(start)]
+    assert len(rungs) >= 12
     for a in rungs:
         for b in rungs:
-            if a["measured_ms"] > 1.05 * b["measured_ms"]:
+            if a["measured_ms"] > 1.08 * b["measured_ms"]:
                 assert a["simulated_ms"] > b["simulated_ms"], (a["case"], b["case"])
+
+
+def test_what_a_change_of_the_kernel_brings() -> None:
+    """From the kernel of the trace to the next: faster for every number of rows, as measured."""
+    for batch in (1, 2, 4):
+        name = f"decode: batch {batch}, 8,192 tokens, even"
+        before, after = ROWS["v2", name], ROWS["v3", name]
+        assert after["measured_ms"] < before["measured_ms"]
+        assert after["simulated_ms"] < before["simulated_ms"]
 
 
 def test_constants_are_those_of_the_trace() -> None:

@@ -67,10 +67,10 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
     begin, end = task.begin - 3000, task.end + 3000
     looks = {
         "way": Look("on its way", "#F0E442", "dots"),
-        "rests": Look("landed, not yet taken", "#ffffff", "diagonal"),
-        "used": Look("with the consumers", "#56B4E9"),
+        "rests": Look("has landed", "#ffffff", "diagonal"),
+        "used": Look("in use", "#56B4E9"),
         "waits": Look("consumers wait for x", "#ffffff", "horizontal"),
-        "task": Look("consumers work on QKV", "#E69F00", "vertical"),
+        "task": Look("consumers do QKV", "#E69F00", "vertical"),
     }
     who = [Span(task.begin - begin, task.ready - begin, "waits")]
     who.append(Span(task.ready - begin, task.end - begin, "task", "QKV"))
