@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from bench.simulator_kernels import Kernel
     from mkref.trace.events import Trace
 
-ROUNDS = 4
+ROUNDS = 2
+"""More follow the chance of single copies and settle nowhere else."""
 ASSUMED: dict[str, Any] = {
     "link": 110.0,  # 64 bytes a clock
     "announced": 750.0,  # signal and poll, without the fence: bench/LOG.md, section 8

@@ -136,7 +136,7 @@ def _ladder(name: str) -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    decode = ("version_two/decode", "version_two/contexts", "version_two/rows")
-    decode += ("decode", "contexts", "rows")
-    found = [case for name in decode for case in _decode(name)]
+    decode = ("decode", "contexts", "rows")
+    names = [*(f"version_two/{name}" for name in decode), *decode]
+    found = [case for name in names for case in _decode(name)]
     return found + [case for name in ("ladder", "ladder_1_4") for case in _ladder(name)]

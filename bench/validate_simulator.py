@@ -58,9 +58,8 @@ def row(case: Case) -> dict[str, Any]:
     """A case as the file has it."""
     simulated = case.predict(H200).ms
     error = simulated / case.measured_ms - 1
-    print(
-        f"{case.version} {case.name:56} {case.measured_ms:8.3f} {simulated:8.3f} {error:+7.1%}  {case.fits}"
-    )
+    line = f"{case.version} {case.name:56} {case.measured_ms:8.3f} {simulated:8.3f} {error:+7.1%}"
+    print(line, case.fits, flush=True)
     return {
         "kernel": case.version,
         "case": case.name,

@@ -1,0 +1,94 @@
+"""`mkref serve`: the OpenAI-compatible endpoint, until Ctrl-C or SIGTERM.
+
+Without arguments it serves the model that comes with mkref, on this computer only. Log lines go to
+standard error as JSON; the address goes to standard output once it listens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from mkref.cli.arguments import add_machine, add_model, number, whole
+
+__all__ = ["add_commands"]
+
+PORT = 8000
+
+
+def add_commands(commands: Any) -> None:
+    """Add `serve` to the parser."""
+    parser = commands.add_parser("serve", help="an OpenAI-compatible endpoint")
+    add_model(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this computer")
+    parser.add_argument(
+        "--port", type=whole(0, 65535), default=PORT, metavar="N",
+        help=f"default: {PORT}; 0 takes a free one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key", metavar="KEY", default=os.environ.get("MKREF_API_KEY"),
+        help="what clients must send; default: $MKREF_API_KEY, else nothing",
+    )  # fmt: skip
+    parser.add_argument("--model-id", metavar="NAME", help="what clients call the model")
+    parser.add_argument(
+        "--rows", type=int, choices=(8, 16, 32), default=8, help="most rows of a step; default: 8"
+    )
+    parser.add_argument(
+        "--exact", action="store_true",
+        help="prompts go through the kernel only: the same tokens alone and in any batch",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-queue", type=whole(1), default=256, metavar="N",
+        help="requests that may wait; more are refused with 429; default: 256",
+    )  # fmt: skip
+    parser.add_argument(
+        "--request-timeout", type=number, metavar="S", help="seconds of a request; default: no end"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info"
+    )
+    add_machine(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Load, listen, serve."""
+    from mkref.engine import Engine
+    from mkref.serve.app import create_app
+    from mkref.serve.logs import configure_logs
+    from mkref.serve.run import open_socket, serve
+    from mkref.serve.service import Service
+    from mkref.serve.settings import Settings
+
+    settings = Settings(
+        model=options.model_id or os.path.basename(os.path.normpath(options.model)),
+        api_key=options.api_key,
+        request_timeout_s=options.request_timeout,
+    )
+    listening = open_socket(options.host, options.port)  # before anything is loaded
+    try:
+        engine = Engine.load(
+            options.model,
+            options.machine,
+            options.sms,
+            options.context,
+            rows=options.rows,
+            exact=options.exact,
+        )
+        configure_logs(level=options.log_level)
+        with engine:
+            service = Service(engine, max_queue=options.max_queue)
+            app = create_app(service, settings)
+            host, port = listening.getsockname()[:2]
+            where = f"[{host}]" if ":" in host else host
+            print(
+                f"{settings.model} on {engine.machine.name}: http://{where}:{port}/v1", flush=True
+            )
+            try:
+                serve(app, settings, listening)
+            finally:
+                service.close()
+    finally:
+        listening.close()
+    return 0
