@@ -1,6 +1,6 @@
 """A chat with any OpenAI-compatible endpoint, with what Python brings along.
 
-What it does not do: more than `mkref chat` needs. Programs are better off with the `openai` package.
+What it does not do: more than `mkref chat` needs. Programs are better off with `openai`.
 """
 
 from __future__ import annotations
