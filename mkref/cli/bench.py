@@ -1,6 +1,7 @@
 """`mkref bench`: how fast whole decode steps are, and what each part of the design brings.
 
-`bench decode` runs on any machine, `bench ladder` on a GPU. A record is written as JSON after every
+`bench decode` runs on any machine, `bench ladder` on a GPU, `bench serve` against an endpoint
+(`mkref.cli.bench_serve`). A record is written as JSON after every
 case, so that an interrupted run leaves what it has.
 
 What it does not do: fill tables (`scripts/fill_tables.py`).
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.cli.arguments import whole, wholes
+from mkref.cli.bench_serve import add_serve
 from mkref.errors import MachineError, RequestError
 from mkref.machine import MACHINES
 
@@ -27,8 +29,8 @@ NORTH = ("north", "north-mini-code")
 
 
 def add_commands(commands: Any) -> None:
-    """Add `bench decode` and `bench ladder` to the parser."""
-    group = commands.add_parser("bench", help="measure whole decode steps")
+    """Add `bench decode`, `bench ladder` and `bench serve` to the parser."""
+    group = commands.add_parser("bench", help="measure whole decode steps, or a server")
     kinds = group.add_subparsers(dest="what", metavar="WHAT", required=True)
 
     parser = kinds.add_parser("decode", help="time per step by batch and context")
@@ -64,6 +66,7 @@ def add_commands(commands: Any) -> None:
         "--only", metavar="a,b,..", default="", help="letters of the rungs (default: all)"
     )
     parser.set_defaults(run=run_ladder)
+    add_serve(kinds)
 
 
 def _add_common(parser: argparse.ArgumentParser, batch: str) -> None:

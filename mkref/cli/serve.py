@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mkref.cli.arguments import add_machine, add_model, number, whole
+
+if TYPE_CHECKING:
+    from mkref.engine import Engine
 
 __all__ = ["add_commands"]
 
@@ -21,6 +24,10 @@ def add_commands(commands: Any) -> None:
     """Add `serve` to the parser."""
     parser = commands.add_parser("serve", help="an OpenAI-compatible endpoint")
     add_model(parser)
+    parser.add_argument(
+        "--geometry", choices=("north",),
+        help="instead of a model: North with synthetic weights, for prompts of token ids",
+    )  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this computer")
     parser.add_argument(
         "--port", type=whole(0, 65535), default=PORT, metavar="N",
@@ -54,7 +61,6 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load, listen, serve."""
-    from mkref.engine import Engine
     from mkref.serve.app import create_app
     from mkref.serve.logs import configure_logs
     from mkref.serve.run import open_socket, serve
@@ -62,20 +68,15 @@ def run(options: argparse.Namespace) -> int:
     from mkref.serve.settings import Settings
 
     settings = Settings(
-        model=options.model_id or os.path.basename(os.path.normpath(options.model)),
+        model=options.model_id
+        or options.geometry
+        or os.path.basename(os.path.normpath(options.model)),
         api_key=options.api_key,
         request_timeout_s=options.request_timeout,
     )
     listening = open_socket(options.host, options.port)  # before anything is loaded
     try:
-        engine = Engine.load(
-            options.model,
-            options.machine,
-            options.sms,
-            options.context,
-            rows=options.rows,
-            exact=options.exact,
-        )
+        engine = _engine(options)
         configure_logs(level=options.log_level)
         with engine:
             service = Service(engine, max_queue=options.max_queue)
@@ -92,3 +93,18 @@ def run(options: argparse.Namespace) -> int:
     finally:
         listening.close()
     return 0
+
+
+def _engine(options: argparse.Namespace) -> Engine:
+    from mkref.engine import Engine
+
+    sizes = (options.machine, options.sms, options.context)
+    how = {"rows": options.rows, "exact": options.exact}
+    if options.geometry is None:
+        return Engine.load(options.model, *sizes, **how)
+    from mkref.config import NORTH_MINI_CODE
+    from mkref.machine import resolve
+    from mkref.measure.session import make_weights
+
+    weights = make_weights(NORTH_MINI_CODE, "cuda" if resolve(options.machine) == "cuda" else "cpu")
+    return Engine.from_weights(NORTH_MINI_CODE, weights, *sizes, **how)

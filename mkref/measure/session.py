@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mkref.config import NorthConfig
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["Session"]
+__all__ = ["Session", "make_weights"]
 
 READ_BYTES = 8 << 30
 """Of the bandwidth test: much more than any L2."""
@@ -77,13 +77,7 @@ class Session:
         begin = time.perf_counter()
         device = "cuda" if name == "cuda" else "cpu"
         if folder is None:
-            try:
-                weights = synthetic_weights(config, seed=0, device=device)
-            except RuntimeError as error:  # torch's allocators, of the CPU and of a GPU
-                raise MachineError(
-                    f"memory: the weights take {PackedLayout(config).total_tiles * 512 / 1e9:.1f} "
-                    "GB, which this machine does not have free; give --geometry nano or a folder"
-                ) from error
+            weights = make_weights(config, device)
         else:
             weights = load_checkpoint(folder, device)
         weights.gammas[0, 0].item()  # a GPU is done now
@@ -142,6 +136,21 @@ class Session:
             "measured_bytes_per_s": self.ceiling.measured,
             "cold_start_s": self.seconds,
         }
+
+
+def make_weights(config: NorthConfig, device: str) -> PackedWeights:
+    """Synthetic weights.
+
+    Raises:
+        MachineError: the memory is not there.
+    """
+    try:
+        return synthetic_weights(config, seed=0, device=device)
+    except RuntimeError as error:  # torch's allocators, of the CPU and of a GPU
+        raise MachineError(
+            f"memory: the weights take {PackedLayout(config).total_tiles * 512 / 1e9:.1f} "
+            "GB, which this machine does not have free; give a smaller model or a folder"
+        ) from error
 
 
 def memory_of(machine: KernelMachine) -> dict[str, int]:
