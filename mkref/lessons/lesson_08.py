@@ -51,12 +51,11 @@ def run_lists(
         x, program.array(records), program.array(offsets), arrivals, n, n_phases, n_steps
     )  # fmt: skip
     try:
-        program.launch(
-            "steps", (len(lists),), (THREADS,), args, seed=seed, timeout_s=TIME_S
-        )
+        program.launch("steps", (len(lists),), (THREADS,), args, seed=seed, timeout_s=TIME_S)
     except WrongAnswerError as error:
         hung = str(error).startswith((HANGS, "deadlock"))
-        got = f"; {int(arrivals[0])} blocks have arrived" if hung and counted else ""
+        came = "nobody has arrived" if not arrivals[0] else "some or all blocks have arrived"
+        got = f"; {came}" if hung and counted else ""
         raise WrongAnswerError(f"{error}{got}") from error
     rounds = n_phases * n_steps
     right, before = _result(x0, n_phases, rounds)
@@ -94,6 +93,16 @@ def _uneven(n_sm: int, n: int, n_phases: int) -> list[list[Record]]:
             begin, end = share(n, n_sm, part)
             sm = (part + phase) % n_sm
             lists[(sm + 1) % n_sm if part == 0 else sm].append((phase, begin, end - begin))
+    return lists
+
+
+def _halves(n_sm: int, n: int, n_phases: int) -> list[list[Record]]:
+    """In every phase each block has a task, and the first one two."""
+    lists: list[list[Record]] = [[] for _ in range(n_sm)]
+    for phase in range(n_phases):
+        for part in range(n_sm + 1):
+            begin, end = share(n, n_sm + 1, part)
+            lists[part % n_sm].append((phase, begin, end - begin))
     return lists
 
 
@@ -140,16 +149,12 @@ _BARRIER = (
         "`round` counts from 0, so this barrier waits for the arrivals of the one before.",
     ),
     Patch(
-        "(int)gridDim.x * (round + 1)",
-        "(int)blockDim.x * (round + 1)",
-        "blockDim.x is the number of threads of a block. Who arrives here?",
-    ),
-    Patch(
         "    ptx::red_release_add(arrivals, 1);\n"
         "    wait_counter(arrivals, (int)gridDim.x * (round + 1));\n",
         "    wait_counter(arrivals, (int)gridDim.x * (round + 1));\n"
         "    ptx::red_release_add(arrivals, 1);\n",
-        "everybody waits for arrivals, and nobody arrives before the wait is over.",
+        "this wait is never over. Does a block arrive before it waits? And does it wait for as "
+        "many arrivals as there are blocks (gridDim.x), not threads?",
     ),
     Patch(
         "  if (threadIdx.x == 0) {\n    ptx::red_release_add(arrivals, 1);\n",
@@ -226,6 +231,7 @@ EXERCISES = (
             Property("one phase", _trial(_even, 3, 500, 1, 1)),
             Property("several phases", _trial(_even, 3, 500, 3, 1)),
             Property("several steps", _trial(_even, 3, 500, 3, 3)),
+            Property("two tasks in a phase", _trial(_halves, 3, 500, 3, 2, seed=3)),
             Property("phases without tasks, and with two", _trial(_uneven, 4, 700, 4, 2)),
             Property("warps in any order", _trial(_uneven, 4, 700, 5, 2, seed=3)),
             Property("warps in another order", _trial(_uneven, 5, 901, 5, 2, seed=4)),

@@ -1,0 +1,101 @@
+"""Pictures of lesson 08: the lower rungs of the ladder, and what a barrier costs the faster SMs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.recorded import bench_record
+from mkref.plan.task import Op
+from mkref.widgets.bars import Bar, bar_chart
+from mkref.widgets.figure import Figure, Table
+
+if TYPE_CHECKING:
+    from mkref.plan.build import Plan
+
+__all__ = ["barrier_figure", "phases", "rung_ms", "rungs_figure"]
+
+RECORD = "h200/ladder.json"
+NAMES = {
+    "a": "a launch per operation",
+    "b": "the best graph",
+    "c": "graph, dependent launch",
+    "d": "one launch, grid barriers",
+}
+WORK = (5.0, 3.0, 4.0, 2.5), (2.0, 4.5, 3.0, 3.5), (4.0, 2.5, 5.0, 3.0)
+TRIP = 1.2
+
+
+def rung_ms(rung: str, batch: int = 1) -> float:
+    """Milliseconds per step of the best variant of a rung."""
+    rows = bench_record(RECORD)["rows"]
+    chosen = (r for r in rows if (r["rung"], r["batch"], r["best"]) == (rung, batch, True))
+    return float(next(chosen)["ms_per_step"])
+
+
+def rungs_figure(batch: int = 1) -> Figure:
+    """Four ways to run the same tasks, from 345 launches to one, as measured."""
+    record = bench_record(RECORD)
+    bars, rows, said = [], [], []
+    for rung, name in NAMES.items():
+        ms = rung_ms(rung, batch)
+        one = next(
+            r for r in record["rows"] if (r["rung"], r["batch"], r["best"]) == (rung, batch, True)
+        )
+        many = one["launches_per_step"]
+        text = f"{ms:.2f} ms, {many} launch{'es' if many > 1 else ''} [measured]"
+        look = ("#E69F00", "diagonal") if rung == "d" else ("#56B4E9", "plain")
+        bars.append(Bar(name, ms, text, *look))
+        rows.append((name, str(many), f"{ms:.3f}"))
+        said.append(f"{name} {ms:.2f} ms ({many})")
+    gpu, date = record["provenance"]["gpu"], record["provenance"]["date"][:10]
+    sentence = (
+        f"Time per step and number of launches, batch {batch}, 8192 tokens of context, {gpu}, "
+        f"{date} [measured]: {', '.join(said)}."
+    )
+    chart = bar_chart(bars, title=sentence, head="the same tasks, the same tokens")
+    return Figure(chart, sentence, Table(("way", "launches", "ms per step"), tuple(rows)))
+
+
+def phases(plan: Plan, layer: int) -> list[str]:
+    """For every phase of a layer: its operation, and how many tasks each SM has in it."""
+    names = list(dict.fromkeys(Op(t.op).name for _, _, t in plan if t.layer == layer))
+    order = sorted(names, key=lambda name: _place(plan, layer, name))
+    lines = []
+    for name in order:
+        counts = [
+            sum(Op(t.op).name == name and t.layer == layer for t in tasks) for tasks in plan.tasks
+        ]
+        lines.append(f"{name:10} tasks per SM: {' '.join(map(str, counts))}")
+    return lines
+
+
+def _place(plan: Plan, layer: int, name: str) -> int:
+    """The counter that the tasks of an operation wait for: phases wait for one another."""
+    return next(t.wait for _, _, t in plan if t.layer == layer and Op(t.op).name == name)
+
+
+def barrier_figure() -> Figure:
+    """Four SMs, three phases: everybody waits for the slowest, and then for the news."""
+    looks = {
+        "0": Look("QKV", "#0072B2", ink="#ffffff"),
+        "1": Look("ATTENTION", "#56B4E9", "dots"),
+        "2": Look("MERGE", "#009E73", "vertical"),
+        "idle": IDLE,
+    }
+    spans: list[list[Span]] = [[] for _ in WORK[0]]
+    start = idle = work = 0.0
+    for phase, lengths in enumerate(WORK):
+        end = start + max(lengths) + TRIP
+        for sm, length in enumerate(lengths):
+            spans[sm].append(Span(start, start + length, str(phase)))
+            spans[sm].append(Span(start + length, end, "idle"))
+            idle, work = idle + end - start - length, work + length
+        start = end
+    lanes = [(f"SM {sm}", mine) for sm, mine in enumerate(spans)]
+    sentence = (
+        "Scheme, not to scale: three operations on four SMs with a barrier of the grid after each. "
+        "Every SM waits for the slowest of the phase and then for the news of its arrival; "
+        f"{100 * idle / (idle + work):.0f} % of the picture is waiting."
+    )
+    return lanes_figure("Everybody waits for everybody", sentence, lanes, looks)
