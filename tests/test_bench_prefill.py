@@ -46,7 +46,8 @@ def test_every_part_has_its_rows(record: dict[str, Any]) -> None:
     assert (1, 1) == (len(rows["parts"]), len(rows["distance"]))
     for row in rows["torch"]:
         assert -(-row["prompt"] // row["chunk"]) == len(row["ms_per_chunk"])
-        assert row["tokens_per_s"] == pytest.approx(row["prompt"] / row["seconds"], rel=1e-2)
+        # Seconds are kept to 0.1 ms, and a tiny prompt takes few of those.
+        assert row["seconds"] == pytest.approx(row["prompt"] / row["tokens_per_s"], abs=1e-4)
 
 
 def test_the_two_ways_are_close(record: dict[str, Any]) -> None:

@@ -253,7 +253,7 @@ def test_lists_of_a_large_machine(large: Plan) -> None:
     records = sorted(r for row in view.rows for cell in row.cells for r in cell.records)
     assert [r for r, (_, _, task) in enumerate(large) if task.layer == 1] == records
     made = figure(view)
-    assert "Plan of 132 SMs with 45,660 tasks and 295 counters. Layer 1: 8 ROUTER" in made.summary
+    assert "Plan of 132 SMs with 46,052 tasks and 295 counters. Layer 1: 8 ROUTER" in made.summary
     assert len(made.svg) < 40_000
 
 
@@ -264,7 +264,8 @@ def test_selected_task_is_explained() -> None:
     view = PlanView(progress, 1, progress.start(), selected=record)
     assert view.describe_selected() == (
         "Selected: ATTENTION of layer 1 on SM 2. It waits for qkv1 (0 of 4), which 4 QKV on SMs "
-        "0 to 3 signal. It signals attention1, for which 4 MERGE on SMs 0 to 3 wait. "
+        "0 to 3 signal. Its loader waits for merge1 of the step before. It signals attention1, for "
+        "which 4 MERGE on SMs 0 to 3 wait. "
         "It is not its turn yet."
     )
     gate_up = record + 1

@@ -24,7 +24,7 @@ from mkref.lessons.source import cited, code, file_text, find_block, section
 from mkref.machine.hostcc import kernel_names
 from mkref.paths import lessons_root
 
-__all__ = ["LESSON_CONFIG", "Blank", "Part", "find_part", "together", "variant", "whole"]
+__all__ = ["LESSON_CONFIG", "Blank", "Part", "expanded", "find_part", "together", "variant", "whole"]
 
 LESSON_CONFIG = NorthConfig.from_dict({
     "vocab_size": 517, "hidden_size": 96, "num_hidden_layers": 5, "num_attention_heads": 8,
@@ -94,6 +94,11 @@ def whole(file: str, exercise_id: str, function: str, answer: str) -> str:
         f'{unmarked(before)}\n#line 1 "{YOURS}"\n{answer}\n'
         f'#line {ends + 2} "{file}"\n{unmarked(after)}\n'
     )
+
+
+def expanded(file: str) -> str:
+    """A file of `mkref/lessons/cuda` as a translation unit, with the kernel code that it uses."""
+    return unmarked(_expand(file_text(file), file, 1))
 
 
 def variant(kernel: str, number: int) -> str:

@@ -16,10 +16,12 @@ from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING
 
 from mkref.errors import RequestError
+from mkref.plan.effects import ROUTED
 from mkref.plan.task import NO_COUNTER, Op
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
+    from mkref.plan.task import Task
 
 __all__ = ["ARRIVES", "IN_TURN", "ROUTES", "WAITS", "Arc", "LayerGraph", "Node", "layer_graph"]
 
@@ -78,6 +80,14 @@ class LayerGraph:
         return max((node.row for node in self.nodes), default=-1) + 1
 
 
+def experts_through(task: Task) -> int:
+    """The counter through which a task's experts are found, or `NO_COUNTER`.
+
+    ATTENTION has the same word for a counter of the step before, which is full in this one.
+    """
+    return task.route_wait if task.op in ROUTED else NO_COUNTER
+
+
 def layer_graph(plan: Plan, layer: int) -> LayerGraph:
     """The graph of one layer.
 
@@ -91,7 +101,7 @@ def layer_graph(plan: Plan, layer: int) -> LayerGraph:
         if task.layer != layer:
             continue
         records[task.op].append(record)
-        for counter, kind in ((task.wait, WAITS), (task.route_wait, ROUTES)):
+        for counter, kind in ((task.wait, WAITS), (experts_through(task), ROUTES)):
             if counter != NO_COUNTER:
                 arcs.setdefault((("counter", counter), task.op), kind)
         if task.signal != NO_COUNTER:

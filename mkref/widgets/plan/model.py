@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mkref.errors import RequestError
 from mkref.plan.task import NO_COUNTER, Op
+from mkref.widgets.plan.graph import experts_through
 from mkref.widgets.plan.progress import NOTHING, Lack, Progress, Snapshot
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class PlanView:
         record, progress = self.selected, self.progress
         task = progress.tasks[record]
         parts = [f"Selected: {progress.name(record)}."]
-        waits = ((task.wait, "It waits for"), (task.route_wait, "Its loader waits for"))
+        waits = ((task.wait, "It waits for"), (experts_through(task), "Its loader waits for"))
         for counter, what in waits:
             if counter != NO_COUNTER:
                 target = progress.plan.counters[counter].target
@@ -184,6 +185,9 @@ class PlanView:
                 )
         if task.wait == NO_COUNTER:
             parts.append("It waits for no counter.")
+        if task.route_wait not in (NO_COUNTER, experts_through(task)):
+            before = self.counter(task.route_wait)
+            parts.append(f"Its loader waits for {before} of the step before.")
         if task.signal != NO_COUNTER:
             waiting = progress.waiting[task.signal]
             whom = f"{self.counted(waiting)} wait" if waiting else "nobody waits"

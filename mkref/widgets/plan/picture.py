@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mkref.plan.task import NO_COUNTER
 from mkref.widgets.palette import GRID, INK, OUTLINE, WAIT, style_of
-from mkref.widgets.plan.graph import ARRIVES, IN_TURN, ROUTES, WAITS
+from mkref.widgets.plan.graph import ARRIVES, IN_TURN, ROUTES, WAITS, experts_through
 from mkref.widgets.plan.model import ranges
 from mkref.widgets.plan.progress import NOTHING
 from mkref.widgets.svg import Svg, number, rect_path
@@ -227,7 +227,8 @@ class PlanPicture:
         if record == NOTHING or record not in self.cells:
             return
         task, progress = view.progress.tasks[record], view.progress
-        needs = [r for c in (task.wait, task.route_wait) for r in progress.signals.get(c, [])]
+        counters = (task.wait, experts_through(task))
+        needs = [r for c in counters for r in progress.signals.get(c, [])]
         waiting = progress.waiting.get(task.signal, []) if task.signal != NO_COUNTER else []
         for others, dash in ((needs, ""), (waiting, "4 3")):
             boxes = list(dict.fromkeys(self.cells[r] for r in others if r in self.cells))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from mkref.plan.effects import ROUTED
 from mkref.plan.task import NO_COUNTER, Flag, Op
-from mkref.widgets.plan.graph import LayerGraph, layer_graph
+from mkref.widgets.plan.graph import LayerGraph, experts_through, layer_graph
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
@@ -102,7 +102,7 @@ class Progress:
         """Per counter the tasks that wait for it, or whose experts do."""
         found: dict[int, list[int]] = defaultdict(list)
         for record, task in enumerate(self.tasks):
-            for counter in {task.wait, task.route_wait} - {NO_COUNTER}:
+            for counter in {task.wait, experts_through(task)} - {NO_COUNTER}:
                 found[counter].append(record)
         return found
 

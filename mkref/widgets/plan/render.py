@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mkref.plan.task import NO_COUNTER
 from mkref.trace.summary import n_sms
 from mkref.widgets.figure import Figure, Table
+from mkref.widgets.plan.graph import experts_through
 from mkref.widgets.plan.picture import PlanPicture
 from mkref.widgets.plan.progress import NOTHING
 
@@ -74,7 +75,7 @@ def table(view: PlanView) -> Table:
         rows.append(
             (
                 node.name, str(len(tasks)), str(sms), names({t.wait for t in tasks}),
-                names({t.route_wait for t in tasks}), names({t.signal for t in tasks}),
+                names({experts_through(t) for t in tasks}), names({t.signal for t in tasks}),
                 f"{done}/{len(tasks)}",
             )
         )  # fmt: skip
