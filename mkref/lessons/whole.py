@@ -24,7 +24,16 @@ from mkref.lessons.source import cited, code, file_text, find_block, section
 from mkref.machine.hostcc import kernel_names
 from mkref.paths import lessons_root
 
-__all__ = ["LESSON_CONFIG", "Blank", "Part", "expanded", "find_part", "together", "variant", "whole"]
+__all__ = [
+    "LESSON_CONFIG",
+    "Blank",
+    "Part",
+    "expanded",
+    "find_part",
+    "together",
+    "variant",
+    "whole",
+]
 
 LESSON_CONFIG = NorthConfig.from_dict({
     "vocab_size": 517, "hidden_size": 96, "num_hidden_layers": 5, "num_attention_heads": 8,
