@@ -232,8 +232,8 @@ constexpr int IN_FLIGHT = 2 < RING_STAGES ? 2 : RING_STAGES;        // 64 KB
 constexpr int IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3 : RING_STAGES;  // with more than four rows
 constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for another SM's results
 constexpr int MERGE_ROWS = 1;         // up to so many rows the consumers do MERGE, else the helper
-constexpr int EARLY_ROWS = 2;    // up to so many rows x is read before its counter: see `arrived`
-constexpr int HOLD_BACK_AFTER =  // tasks before such a wait
+constexpr int EARLY_ROWS = 2;         // up to so many rows x is read before its counter: section 5
+constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
     1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 << OP_DOWN;
 
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
@@ -405,8 +405,8 @@ struct Shared {
   alignas(16) float merge_weight[32];  // MERGE: exp2(m - M) of 32 chunks
   float squares[ROWS][CONSUMERS];      // RMSNorm
   Best best[CONSUMERS][ROWS];          // HEAD
+  float rope[ROPE_ROWS][HEAD_DIM];     // cos and sin of the position of this step
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
-  float rope[ROPE_ROWS][HEAD_DIM];  // cos and sin of the position of this step
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
   alignas(

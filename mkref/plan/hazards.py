@@ -169,22 +169,15 @@ def _values(table: TaskTable, clocks: Clocks) -> dict[tuple[str, int], Value]:
                     continue
                 of = {"own": layer, "next": layer + 1, "last": table.plan.config.num_hidden_layers}
                 value = values.setdefault((touch.buffer, of[touch.layer]), Value())
-                early = np.zeros(len(access.records), dtype=bool)
-                if reading and touch.announced:
-                    early[:] = True
-                elif reading and touch.buffer == "x":
-                    early = table.reads_early(access.records)
-                if early.any():
-                    value.looks.append(access[np.flatnonzero(early)])
-                    access = access[np.flatnonzero(~early)]
-                if not len(access.records):
-                    continue
                 if not reading:
                     value.writes.append(access)
-                elif touch.of_step_before:
-                    value.reads_later.append(access)
-                else:
-                    value.reads.append(access)
+                    continue
+                # A task that reads early reads nothing but x.
+                looks = table.reads_early(access.records) | touch.announced
+                reads = value.reads_later if touch.of_step_before else value.reads
+                for kind, which in ((value.looks, looks), (reads, ~looks)):
+                    if which.any():
+                        kind.append(access[np.flatnonzero(which)])
     return values
 
 

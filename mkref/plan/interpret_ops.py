@@ -44,8 +44,9 @@ __all__ = [
 ]
 
 NO_TOKEN = 0x7FFFFFFF
-ABSENT = np.uint32(0xFFFFFFFF)  # the bits of an x that nobody has written
 """Token of a HEAD slot that offers none."""
+ABSENT = np.uint32(0xFFFFFFFF)
+"""The bits of an x that nobody has written."""
 MINUS_INF = F32(-np.inf)
 Ints = npt.NDArray[np.int64]
 
