@@ -16,7 +16,7 @@ from mkref.machine.draw_rows import draw_rows
 from mkref.machine.sampler import Sampler
 from mkref.plan.buffers import MAX_LAUNCH_STEPS, STATUS_WORDS, STOP_IDS, Buffer
 
-__all__ = ["Rig", "Settings", "example", "likely", "same_told"]
+__all__ = ["Rig", "Settings", "agree", "example", "likely", "same_told"]
 
 
 class Settings:
@@ -173,3 +173,18 @@ def same_told(one: LogProbs | None, other: LogProbs | None) -> bool:
         np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name != "top_ids")
         for name in ("token", "top_ids", "top")
     )
+
+
+def agree(kernels: Rig, logits: np.ndarray, settings: Settings, counts: np.ndarray) -> np.ndarray:
+    """Draw on both sides; tokens, counts and log probabilities are equal bit for bit."""
+    n = len(logits)
+    given = np.zeros((kernels.rows, kernels.vocab), np.uint16)
+    given[:n] = counts
+    kernels.put("counts", given)
+    tokens, told = kernels.step(logits, settings)
+    expected, expected_told = settings.oracle(logits, given)
+    assert expected.tolist() == tokens.tolist()
+    assert given.tobytes() == kernels.get("counts").tobytes()
+    asked = (settings.draw.logprobs >= 0).any()
+    assert same_told(expected_told if asked else None, told)
+    return tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,8 @@ from mkref.errors import HangError, MachineError
 from mkref.machine import create
 from mkref.machine.base import KernelMachine, Machine, StepInputs
 from mkref.plan.build import PAGE, build_plan
+from tests.draw_machines import MAX_CONTEXT, PAGES, POSITIONS, TOKENS, inputs, stop_ids, table
 from tests.engines import tiny_model
-
-MAX_CONTEXT, PAGES = 256, 4
-TOKENS, POSITIONS = (5, 40, 77), (0, 0, 0)
-TEMPERATURES, SEEDS = (0.0, 1.1, 0.7), (0, 3, 2**63 + 5)
 
 
 def loaded(name: str, rows: int = 8, **options: Any) -> Machine:
@@ -29,26 +25,6 @@ def loaded(name: str, rows: int = 8, **options: Any) -> Machine:
     return machine
 
 
-def table(*rows: int) -> np.ndarray:
-    """A page table: sequence `r` has pages 4 r to 4 r + 3."""
-    pages = [[r * PAGES + i for i in range(PAGES)] for r in rows]
-    return np.asarray([pages, pages], np.int32)
-
-
-def inputs(
-    tokens: Sequence[int] = TOKENS, positions: Sequence[int] = POSITIONS, **changes: Any
-) -> StepInputs:
-    """Three sequences, one greedy and two drawn."""
-    n = len(tokens)
-    given: dict[str, Any] = {
-        "page_table": table(*range(n)),
-        "temperatures": np.asarray(TEMPERATURES[:n], np.float32),
-        "seeds": np.asarray(SEEDS[:n], np.uint64),
-        **changes,
-    }
-    return StepInputs(np.asarray(tokens, np.int32), np.asarray(positions, np.int32), **given)
-
-
 def one_by_one(machine: Machine, n_steps: int) -> np.ndarray:
     """The same steps, each a launch of its own."""
     fed, done = np.asarray(TOKENS, np.int32), []
@@ -56,13 +32,6 @@ def one_by_one(machine: Machine, n_steps: int) -> np.ndarray:
         fed = machine.step(inputs(fed.tolist(), [p + step for p in POSITIONS]))
         done.append(fed)
     return np.stack(done)
-
-
-def stop_ids(*ids: int) -> np.ndarray:
-    """One stop id per row, in some place; -1 is none."""
-    out = np.full((len(ids), 8), -1, np.int32)
-    out[range(len(ids)), [row % 8 for row in range(len(ids))]] = ids
-    return out
 
 
 @pytest.mark.parametrize("name", ["interpreter", "host", "torch"])

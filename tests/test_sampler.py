@@ -10,7 +10,7 @@ import pytest
 from mkref.machine.host import HostMachine
 from mkref.machine.sampler import SHARED_BYTES, sampler_source
 from mkref.machine.sanitize import run_sanitized
-from tests.draws import Rig, Settings, example, likely, same_told
+from tests.draws import Rig, Settings, agree, example, likely
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,21 +48,6 @@ def some_counts(rows: int, vocab: int) -> np.ndarray:
     """Counts of every kind, most of them 0: uint16 [rows, vocab]."""
     kinds = [0, 0, 0, 1, 2, 40, 0x8000, 0x8003, 0x7FFF]
     return np.random.default_rng(4).choice(kinds, (rows, vocab)).astype(np.uint16)
-
-
-def agree(kernels: Rig, logits: np.ndarray, settings: Settings, counts: np.ndarray) -> np.ndarray:
-    """Draw on both sides; tokens, counts and log probabilities are equal bit for bit."""
-    n = len(logits)
-    given = np.zeros((kernels.rows, kernels.vocab), np.uint16)
-    given[:n] = counts
-    kernels.put("counts", given)
-    tokens, told = kernels.step(logits, settings)
-    expected, expected_told = settings.oracle(logits, given)
-    assert expected.tolist() == tokens.tolist()
-    assert given.tobytes() == kernels.get("counts").tobytes()
-    asked = (settings.draw.logprobs >= 0).any()
-    assert same_told(expected_told if asked else None, told)
-    return tokens
 
 
 @pytest.mark.parametrize("name", SETTINGS)

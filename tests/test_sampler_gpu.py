@@ -21,7 +21,7 @@ from tests.draw_machines import (
     table,
     taken,
 )
-from tests.draws import Rig, Settings, example, likely, same_told
+from tests.draws import Rig, Settings, agree, example, likely, same_told
 
 pytestmark = pytest.mark.gpu
 
@@ -34,21 +34,6 @@ def on_gpu(n_sm: int = 0, **options: Any) -> CudaMachine:
     machine = loaded("cuda", n_sm=n_sm or device_sms(), **options)
     assert isinstance(machine, CudaMachine)
     return machine
-
-
-def agree(kernels: Rig, logits: np.ndarray, settings: Settings, counts: np.ndarray) -> np.ndarray:
-    """Draw on both sides; tokens, counts and log probabilities are equal bit for bit."""
-    n = len(logits)
-    given = np.zeros((kernels.rows, kernels.vocab), np.uint16)
-    given[:n] = counts
-    kernels.put("counts", given)
-    tokens, told = kernels.step(logits, settings)
-    expected, expected_told = settings.oracle(logits, given)
-    assert expected.tolist() == tokens.tolist()
-    assert given.tobytes() == kernels.get("counts").tobytes()
-    asked = (settings.draw.logprobs >= 0).any()
-    assert same_told(expected_told if asked else None, told)
-    return tokens
 
 
 @pytest.mark.parametrize("vocab", [7, 517, 2048, 50000])
