@@ -16,7 +16,7 @@ from tests.tree import ROOT, files, imports_of, module_of, name
 # row no two parts import each other (test_no_cycles).
 FLOORS = (
     ("errors",),
-    ("paths", "config_json", "geometry", "config"),
+    ("paths", "jsonfile", "config_json", "geometry", "config"),
     ("reference", "weights"),
     ("plan",),
     ("machine",),

@@ -12,7 +12,13 @@ from typing import Any
 
 from mkref.machine import MACHINES
 
-__all__ = ["add_json", "add_machine", "add_model", "number", "token_ids", "whole", "wholes"]
+__all__ = [
+    "add_json", "add_machine", "add_model", "add_url", "number", "token_ids", "whole", "wholes",
+]  # fmt: skip
+
+
+ENDPOINT = "http://127.0.0.1:8000/v1"
+"""Where `mkref serve` listens unless told otherwise."""
 
 
 def whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -94,6 +100,11 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         type=whole(2),
         help="longest prompt and answer, in tokens (default: 4096, or what the model allows)",
     )
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """`--url`, of the endpoint that a client talks to."""
+    parser.add_argument("--url", default=ENDPOINT, help=f"default: {ENDPOINT}")
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -18,7 +18,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mkref.cli.arguments import number, whole, wholes
+from mkref.cli.arguments import add_url, number, whole, wholes
 
 if TYPE_CHECKING:
     from mkref.measure.load import Job
@@ -57,9 +57,7 @@ def _rates(text: str) -> list[float]:
 def add_serve(kinds: Any) -> None:
     """Add `serve` to the parser of `bench`."""
     parser = kinds.add_parser("serve", help="load on an OpenAI-compatible endpoint")
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000/v1", help="default: http://127.0.0.1:8000/v1"
-    )
+    add_url(parser)
     parser.add_argument("--model", metavar="NAME", help="default: none, which mkref takes")
     parser.add_argument(
         "--api-key", metavar="KEY", default=os.environ.get("MKREF_API_KEY"),

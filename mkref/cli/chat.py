@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import Any
 
-from mkref.cli.arguments import number, whole
+from mkref.cli.arguments import add_url, number, whole
 
 __all__ = ["add_commands"]
 
@@ -20,9 +20,7 @@ __all__ = ["add_commands"]
 def add_commands(commands: Any) -> None:
     """Add `chat` to the parser."""
     parser = commands.add_parser("chat", help="talk to a served model")
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000/v1", help="default: http://127.0.0.1:8000/v1"
-    )
+    add_url(parser)
     parser.add_argument("--model", default="nano", help="what the endpoint calls it; default: nano")
     parser.add_argument("--api-key", metavar="KEY", default="")
     parser.add_argument("--system", metavar="TEXT", help="how the model is to behave")

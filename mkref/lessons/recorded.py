@@ -7,12 +7,12 @@ here measures.
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mkref.errors import RequestError
+from mkref.jsonfile import read_json
 from mkref.trace.storage import load_trace
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def evidence(name: str) -> dict[str, Any]:
     """
     path = data_folder() / name
     try:
-        raw = path.read_bytes()
+        data = read_json(path)
     except OSError as error:
         there = ", ".join(sorted(p.name for p in path.parent.glob("*.json*")))
         raise RequestError(f"data: no {name!r} in notebooks/data; there are {there}") from error
-    return _checked(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw), name)
+    return _checked(data, name)
 
 
 def bench_record(name: str) -> dict[str, Any]:

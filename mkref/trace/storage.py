@@ -7,14 +7,13 @@ it does not depend on numbers of opcodes. Files from before there were stages ar
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mkref.errors import PlanError
+from mkref.jsonfile import read_json, write_json
 from mkref.trace.events import COLUMNS, Trace
 from mkref.trace.stages import ABSENT, RingShape, Stages
 
@@ -119,11 +118,7 @@ def save_trace(trace: Trace, path: str | Path) -> Path:
     Returns:
         The path that was written.
     """
-    path = Path(path)
-    raw = json.dumps(trace_to_dict(trace), separators=(",", ":"), sort_keys=True).encode()
-    # mtime=0 and no file name: the same trace gives the same bytes.
-    path.write_bytes(gzip.compress(raw, 9, mtime=0) if path.suffix == ".gz" else raw)
-    return path
+    return write_json(path, trace_to_dict(trace))
 
 
 def load_trace(path: str | Path) -> Trace:
@@ -132,10 +127,8 @@ def load_trace(path: str | Path) -> Trace:
     Raises:
         PlanError: no such file, or not a trace.
     """
-    path = Path(path)
     try:
-        raw = path.read_bytes()
-        data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        data = read_json(path)
     except (OSError, EOFError, ValueError) as error:
         raise PlanError(f"trace: cannot read {path}: {error}") from error
     if not isinstance(data, dict):

@@ -9,8 +9,6 @@ What it does not do: record (`mkref.widgets.kv.record`), or know what is in a pa
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mkref.errors import RequestError
+from mkref.jsonfile import read_json, write_json
 
 __all__ = ["FORMAT", "KINDS", "Held", "History", "Moment", "Use", "load_history", "save_history"]
 
@@ -191,10 +190,7 @@ def _moment(data: dict[str, Any]) -> Moment:
 
 def save_history(history: History, path: str | Path) -> Path:
     """Write it; a name that ends in `.gz` is compressed. Equal histories give equal bytes."""
-    path = Path(path)
-    raw = json.dumps(history.to_dict(), separators=(",", ":"), sort_keys=True).encode()
-    path.write_bytes(gzip.compress(raw, 9, mtime=0) if path.suffix == ".gz" else raw)
-    return path
+    return write_json(path, history.to_dict())
 
 
 def load_history(path: str | Path) -> History:
@@ -203,10 +199,8 @@ def load_history(path: str | Path) -> History:
     Raises:
         RequestError: no such file, or not a history.
     """
-    path = Path(path)
     try:
-        raw = path.read_bytes()
-        data = json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
+        data = read_json(path)
     except (OSError, EOFError, ValueError) as error:
         raise RequestError(f"kv history: cannot read {path}: {error}") from error
     if not isinstance(data, dict):
