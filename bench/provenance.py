@@ -18,20 +18,28 @@ __all__ = ["kernel_hash", "provenance", "source_files", "source_hash"]
 ROOT = Path(__file__).resolve().parent.parent
 HASHED = (
     "cuda/megakernel.cu",
+    "cuda/sampler/*.cu",
     "mkref/config*.py",
     "mkref/geometry.py",
     "mkref/engine/*.py",
     "mkref/machine/base.py",
     "mkref/machine/cuda.py",
+    "mkref/machine/draw*.py",
+    "mkref/machine/interface.py",
+    "mkref/machine/launch.py",
     "mkref/machine/nvrtc.py",
+    "mkref/machine/sampler.py",
     "mkref/machine/source.py",
     "mkref/plan/buffers.py",
     "mkref/plan/build.py",
     "mkref/plan/share.py",
     "mkref/plan/task.py",
+    "mkref/reference/drawing.py",
+    "mkref/reference/sampling.py",
     "mkref/reference/scalars.py",
     "mkref/weights/*.py",
     "tests/decode.py",
+    "tests/draw*.py",
     "tests/test_*gpu*.py",
 )
 """The sources that decide what a GPU run computes and checks."""

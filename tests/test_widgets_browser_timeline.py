@@ -47,6 +47,8 @@ if BROWSERS:
 
     def test_edges_as_a_table(widgets: Lab) -> None:
         """Opened, it has a row per edge, and follows the selection."""
+        from playwright.sync_api import expect
+
         timeline(widgets)
         press(widgets, "Escape", ".", ".")
         box = widgets.page.locator(".mkref-timeline").first.locator("details").nth(1)
@@ -54,7 +56,7 @@ if BROWSERS:
         edges = Edges(TRACE)
         for task in (1, 2):
             n_edges = len(edges.waits_for(task)) + len(edges.needed_by(task))
-            assert n_edges == box.locator("tbody tr").count()
+            expect(box.locator("tbody tr")).to_have_count(n_edges)  # once it has been drawn
             timeline(widgets)
             press(widgets, ".")
         box.locator("summary").click()

@@ -21,9 +21,19 @@ import traitlets
 if TYPE_CHECKING:
     from mkref.widgets.figure import Figure, Table
 
-__all__ = ["Action", "Live", "Range", "Stage", "traitlets"]
+__all__ = ["Action", "Live", "Range", "Stage", "script", "style", "traitlets"]
 
 HERE = Path(__file__).resolve().parent
+
+
+def script(*files: Path) -> str:
+    """The script of a live view: its own files behind what all have in common."""
+    return "\n".join(f.read_text(encoding="utf-8") for f in (HERE / "element.js", *files))
+
+
+def style(file: Path) -> str:
+    """The style of a live view: its own behind what all have in common."""
+    return "\n".join(f.read_text(encoding="utf-8") for f in (HERE / "widget.css", file))
 
 
 class Live(anywidget.AnyWidget):
@@ -77,8 +87,8 @@ class Stage(Live):
     Those who derive from it draw in `picture` and act in `act`.
     """
 
-    _esm = HERE / "stage.js"
-    _css = HERE / "stage.css"
+    _esm = script(HERE / "stage.js")
+    _css = style(HERE / "stage.css")
     meta = traitlets.Dict().tag(sync=True)
     view = traitlets.Dict().tag(sync=True)
 

@@ -1,14 +1,6 @@
 // A stage: shows the picture that Python draws, and tells Python which key, button, slider or place
 // in the picture was chosen. No library, no network.
 
-function element(parent, tag, attributes = {}, text = "") {
-  const e = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
-  e.textContent = text;
-  parent.append(e);
-  return e;
-}
-
 const KEY_NAMES = {
   arrowup: "\u2191",
   arrowdown: "\u2193",

@@ -21,14 +21,6 @@ const HELP_TWO = [
   ["O", "the same task in the other run"],
 ];
 
-function element(parent, tag, attributes = {}, text = "") {
-  const e = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
-  e.textContent = text;
-  parent.append(e);
-  return e;
-}
-
 function helpBox(parent, meta) {
   const help = element(parent, "div", { class: "help" });
   help.hidden = true;

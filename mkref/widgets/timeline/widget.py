@@ -16,7 +16,7 @@ import numpy as np
 from mkref.trace.events import ISSUED, Trace
 from mkref.trace.path import ROUTED, describe_path
 from mkref.trace.perfetto import STREAMING
-from mkref.widgets.live import Live, traitlets
+from mkref.widgets.live import Live, script, style, traitlets
 from mkref.widgets.palette import GRID, INK, OUTLINE, WAIT, as_json
 from mkref.widgets.svg import PATTERNS
 from mkref.widgets.timeline.compare import LETTERS, counterparts, describe_pair, label_of, pair
@@ -107,8 +107,8 @@ class SmTimelineWidget(Live):
         path: whether the critical path stands out.
     """
 
-    _esm = "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    _css = HERE / "timeline.css"
+    _esm = script(*(HERE / name for name in SCRIPTS))
+    _css = style(HERE / "timeline.css")
     tasks = traitlets.Bytes().tag(sync=True)
     meta = traitlets.Dict().tag(sync=True)
     selected = traitlets.Int(NOBODY).tag(sync=True)
