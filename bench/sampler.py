@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_p 0.95, logprobs 0": {"top_p": 0.95, "logprobs": 0},
     "top_p 0.95, logprobs 20": {"top_p": 0.95, "logprobs": 20},
 }
-QUEUE_NS = 60_000
+QUEUE_NS = 200_000
 """What the host needs to queue one kernel, at most; the GPU is kept busy as long."""
 
 

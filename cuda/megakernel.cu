@@ -505,12 +505,16 @@ __device__ bool expired(const Params& p, uint64_t deadline, Place place, int hav
   return true;
 }
 
-// Flags in shared memory that change while others look at them.
+// Flags, 0 or 1, in shared memory that change while others look at them. Relaxed accesses are no
+// race, but racecheck knows only of atomics.
 __device__ __forceinline__ int look(const int& flag) {
-  return ptx::ld_relaxed_shared(&flag);
+  return CHECKED ? ptx::atomic_cas((int*)&flag, 0, 0) : ptx::ld_relaxed_shared(&flag);
 }
 __device__ __forceinline__ void set(int& flag, int value) {
-  ptx::st_relaxed_shared(&flag, value);
+  if (CHECKED)
+    ptx::atomic_cas(&flag, 1 - value, value);
+  else
+    ptx::st_relaxed_shared(&flag, value);
 }
 
 // The slow halves of the waits; true if they gave up. Not inlined, and with few arguments: machine

@@ -124,6 +124,17 @@ def test_where_filters_end(top_k: int, top_p: float, min_p: float) -> None:
         agree(kernels, logits, settings, counts)
 
 
+@pytest.mark.parametrize("top_k", [0, 5000])
+def test_more_almost_equal_logits_than_fit(top_k: int) -> None:
+    """Lists beyond the room in shared memory, whose keys differ in few bits or in none."""
+    rng, vocab = np.random.default_rng(8), 9000
+    logits = rng.uniform(1, 1 + np.array([[0.003], [1e-6], [0.0]]), (3, vocab)).astype(np.float32)
+    kernels, counts = rig(vocab, (5, 64), rows=3), np.zeros((3, vocab), np.uint16)
+    for position in range(5):
+        settings = Settings(3, top_k=top_k, top_p=[0.6, 0.3, 0.9], positions=position)
+        agree(kernels, logits, settings, counts)
+
+
 def test_ties_and_overflow() -> None:
     """Of equal logits the first; what overflows when it is divided by the temperature is finite."""
     logits = np.full((4, VOCAB), -3e38, np.float32)
@@ -154,7 +165,7 @@ def test_any_number_of_blocks() -> None:
     settings, counts = example(6, VOCAB, 3)
     settings.draw.logprobs[:] = 20
     found = []
-    for shape in ((1, 32), (2, 64), (5, 96), (64, 32), (3, 512)):
+    for shape in ((1, 32), (2, 64), (5, 96), (128, 32), (3, 512)):
         kernels = rig(VOCAB, shape, rows=6)
         kernels.put("counts", counts)
         tokens, told = kernels.step(likely(6, VOCAB), settings)

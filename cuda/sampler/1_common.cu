@@ -59,6 +59,7 @@ __device__ __forceinline__ void st_release_host(int* p, int v) {
 #endif
 
 constexpr int MAX_THREADS = 512;
+constexpr int MAX_LISTED = 4096;  // so many tokens of a list fit in shared memory
 // Bins count how far below the largest logit a logit is; the last has the rest.
 constexpr float BINS_PER_UNIT = 64;       // so they reach 32 below it, where e^-32 < 2^-40
 constexpr float UNIT = 1099511627776.0f;  // 2^40: probability 1 of the most likely token
@@ -80,9 +81,14 @@ struct Shared {
       uint32_t low[BINS], high[BINS];  // halves of masses: 32-bit atomics are fast
       uint32_t numbers[BINS];
     };
+    uint64_t masses[BINS];           // of a row
+    uint64_t measures[MAX_THREADS];  // of listed tokens, if they are few
     uint64_t keys[MAX_BLOCKS * TOP_LOGPROBS];
   };
-  uint64_t partial[32];  // a value per warp
+  uint2 listed[MAX_LISTED];  // key and token
+  int offsets[MAX_BLOCKS];   // of the blocks' lists in it
+  uint64_t partial[32];      // a value per warp
+  uint64_t bound;
   Found found;
   int n_listed, arrived;
 };

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mkref.weights.packed import PackedWeights
 
 DRAW_THREADS = 512
-DRAW_BLOCKS = (16, 32)
+DRAW_BLOCKS = (16, 128)
 """Threads of a block of the sampler; fewest and most blocks of a row."""
 POLL_S = 20e-6
 """Pause between two looks at the progress; the system makes about 80 us of it."""
@@ -171,6 +171,8 @@ class CudaMachine(KernelMachine):
             module = self._module("sampler", sampler_source())
             names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
             self._draw_kernels = {name: module.get_function(name) for name in names}
+            for kernel in self._draw_kernels.values():
+                kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
         record = sampler.record(step)
         rows = sampler.draw.rows
         fewest, most = DRAW_BLOCKS

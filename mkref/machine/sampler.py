@@ -30,10 +30,10 @@ __all__ = ["MAX_BLOCKS", "SHARED_BYTES", "Sampler", "sampler_source"]
 
 FILES = ("1_common.cu", "2_weigh.cu", "3_choose.cu")
 """Of `cuda/sampler/`, one translation unit in this order."""
-MAX_BLOCKS = 64
+MAX_BLOCKS = 128
 """Most blocks of a row."""
 BINS = 2048
-SHARED_BYTES = 25088
+SHARED_BYTES = 58368
 """Shared memory of one block; the kernels assert that their struct fits."""
 
 POINTERS: dict[str, str] = {

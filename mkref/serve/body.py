@@ -2,7 +2,8 @@
 
 Refused before anything looks at a field: too many bytes, a client that is too slow, bytes that are
 not UTF-8, what is not JSON (NaN and Infinity are not), nesting that would exhaust a recursion, half
-a surrogate pair (no encoder would take it), numbers of thousands of digits.
+a surrogate pair (no encoder would take it), numbers of thousands of digits, more parts than any
+honest request has.
 
 What it does not do: know any field (`mkref.serve.schema`).
 """
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["parse_json", "read_body", "read_json"]
 
 
+MAX_PARTS = 100_000
+"""Most members of objects and elements of arrays in a body, numbers in arrays not counted: each one
+costs a microsecond or ten to check, and a few megabytes have room for a million.
+"""
+LARGE = 1 << 16
+"""Bytes of a body from which reading it is no work for the event loop."""
+NUMBERS = frozenset((int, float))
 DISCARDED = 64 << 20
 """Bytes beyond the limit that are read and dropped: most clients read no answer while they send."""
 
@@ -40,8 +48,17 @@ async def read_json(request: Request, settings: Settings) -> dict[str, Any]:
             code="invalid_content_type",
             status=415,
         )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise ApiError(
+            f"content-encoding: {coding[:60]!r}; must be absent, as bodies are read as they are",
+            code="invalid_content_encoding",
+            status=415,
+        )
     body = await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
-    return parse_json(body, settings.max_depth)
+    if len(body) < LARGE:
+        return parse_json(body, settings.max_depth)
+    return await asyncio.to_thread(parse_json, body, settings.max_depth)
 
 
 async def read_body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
@@ -104,7 +121,10 @@ def parse_json(body: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _walk(data: dict[str, Any], max_depth: int, *, look_at_texts: bool) -> None:
-    """Refuse what is too deep, and texts that are no Unicode; both name their place."""
+    """Refuse what is too deep or has too many parts, and texts that are no Unicode; all name their
+    place.
+    """
+    n_parts = 0
     stack: list[tuple[str, int, Any]] = [("", 1, data)]
     while stack:
         path, depth, value = stack.pop()
@@ -114,6 +134,16 @@ def _walk(data: dict[str, Any], max_depth: int, *, look_at_texts: bool) -> None:
             continue
         if depth > max_depth:
             raise _too_deep(path, max_depth)
+        if isinstance(value, list) and NUMBERS.issuperset(map(type, value)):
+            continue
+        n_parts += len(value)
+        if n_parts > MAX_PARTS:
+            place = _first_step(path) or "body"
+            raise ApiError(
+                f"{place}: more than {MAX_PARTS} elements and members up to here",
+                param=place,
+                code="invalid_value",
+            )
         children = value.items() if isinstance(value, dict) else enumerate(value)
         for key, child in children:
             if isinstance(key, str) and look_at_texts:
@@ -136,10 +166,14 @@ def _check_text(path: str, text: str) -> None:
 
 
 def _too_deep(path: str, max_depth: int) -> ApiError:
-    place = path.split(".")[0].split("[")[0][:200]
+    place = _first_step(path)
     return ApiError(
         f"{place}: nested deeper than {max_depth} levels", param=place, code="invalid_value"
     )
+
+
+def _first_step(path: str) -> str:
+    return path.split(".")[0].split("[")[0][:200]
 
 
 def _no_constant(name: str) -> Any:

@@ -5,6 +5,7 @@ What it does not do: more than `mkref chat` needs. Programs are better off with 
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -39,7 +40,9 @@ def answers(base: str, api_key: str, **fields: Any) -> Iterator[str]:
         with urllib.request.urlopen(request, timeout=600) as reply:
             for line in reply:
                 event = line.decode("utf-8").strip()
-                if not event.startswith("data: ") or event == "data: [DONE]":
+                if event == "data: [DONE]":
+                    return
+                if not event.startswith("data: "):
                     continue
                 told = json.loads(event.removeprefix("data: "))
                 if "error" in told:
@@ -47,6 +50,7 @@ def answers(base: str, api_key: str, **fields: Any) -> Iterator[str]:
                 for choice in told.get("choices", []):
                     delta = choice.get("delta", {})
                     yield delta.get("reasoning_content") or delta.get("content") or ""
+        raise MkrefError(f"chat: {url} broke off before the answer was complete")
     except urllib.error.HTTPError as error:
         text = error.read().decode("utf-8", "replace")
         try:
@@ -54,6 +58,8 @@ def answers(base: str, api_key: str, **fields: Any) -> Iterator[str]:
         except (ValueError, KeyError, TypeError):
             text = text[:200]
         raise MkrefError(f"chat: {url} answers {error.code}: {text}") from None
+    except http.client.HTTPException as error:
+        raise MkrefError(f"chat: {url} broke off: {type(error).__name__}") from None
     except (OSError, ValueError) as error:
         why = getattr(error, "reason", error)
         raise MkrefError(

@@ -85,6 +85,8 @@ def prepare_completion(
 
 def _default(model: ServedModel, prompt: str | Sequence[int]) -> int:
     """OpenAI's default, or less if the context has less room."""
+    if isinstance(prompt, str) and model.at_least(len(prompt.encode())) >= model.max_context:
+        return 1  # refused before anybody works on it for seconds
     length = len(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else len(prompt)
     return max(min(DEFAULT_TOKENS, model.max_context - length), 1)
 

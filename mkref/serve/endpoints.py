@@ -20,7 +20,7 @@ from mkref.serve.body import read_json
 from mkref.serve.chat import prepare_chat
 from mkref.serve.chat_reply import ChatChoice, ChatChunks
 from mkref.serve.completions import CompletionChoice, CompletionChunks, prepare_completion
-from mkref.serve.errors import as_api_error
+from mkref.serve.errors import CLIENT_GONE, as_api_error
 from mkref.serve.report import report_of
 from mkref.serve.running import Running
 from mkref.serve.schema import REFUSED, CompletionRequest
@@ -41,9 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoints"]
 
-CLIENT_GONE = 499
-"""The status in the log of a client that left, after nginx; nobody is there to read it."""
-
 
 @dataclass(frozen=True)
 class Endpoints:
@@ -57,18 +54,24 @@ class Endpoints:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         data = await read_json(request, self.settings)
-        form = validated(ChatRequest, data, REFUSED["chat"])
-        job = await asyncio.to_thread(prepare_chat, form, self.model, self.settings.max_choices)
+
+        def prepare() -> tuple[ChatRequest, ChatJob]:
+            form = validated(ChatRequest, data, REFUSED["chat"])
+            return form, prepare_chat(form, self.model, self.settings.max_choices)
+
+        form, job = await asyncio.to_thread(prepare)
         choices = [ChatChoice(job, self.model) for _ in job.requests]
         return await self._answer(request, form, job, _ChatRun(self, form, job, choices))
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         data = await read_json(request, self.settings)
-        form = validated(CompletionRequest, data, REFUSED["completions"])
-        job = await asyncio.to_thread(
-            prepare_completion, form, self.model, self.settings.max_choices
-        )
+
+        def prepare() -> tuple[CompletionRequest, CompletionJob]:
+            form = validated(CompletionRequest, data, REFUSED["completions"])
+            return form, prepare_completion(form, self.model, self.settings.max_choices)
+
+        form, job = await asyncio.to_thread(prepare)
         choices = [CompletionChoice(job, i, self.model) for i in range(len(job.requests))]
         return await self._answer(request, form, job, _CompletionRun(self, form, job, choices))
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-__all__ = ["ApiError", "as_api_error", "error_response", "install_handlers"]
+__all__ = ["CLIENT_GONE", "ApiError", "as_api_error", "error_response", "install_handlers"]
 
 KINDS = {
     400: "invalid_request_error",
@@ -31,6 +31,8 @@ KINDS = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+CLIENT_GONE = 499
+"""The status in the log of a client that left, after nginx; nobody is there to read it."""
 FIELD = re.compile(r"[a-z_]+(\[\d+\])*(\.[a-z_]+(\[\d+\])*)*")
 
 
@@ -86,6 +88,11 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(str(error), code="unavailable", status=503, headers=headers)
     if isinstance(error, RequestError):
         message = str(error)
+        if message.startswith("constraint: ") and isinstance(error.__cause__, RequestError):
+            # What the engine calls a constraint is a field with a schema, which the cause names.
+            message = str(error.__cause__)
+            field = message.partition(":")[0]
+            return ApiError(message, param=field, code="invalid_schema")
         field, found, _ = message.partition(":")
         is_field = found and FIELD.fullmatch(field)
         too_long = field == "prompt" and "context" in message
@@ -106,9 +113,18 @@ def error_response(error: ApiError) -> Response:
 def install_handlers(app: Any) -> None:
     """Have the app answer each error in this shape, its own 404 and 405 too."""
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from starlette.responses import Response
+
+    from mkref.serve.report import report_of
 
     async def on_known(_: Request, error: Exception) -> Response:
         return error_response(as_api_error(error))
+
+    async def on_gone(request: Request, _: Exception) -> Response:
+        report = report_of(request)
+        report.error, report.error_code = "the client left", "client_gone"
+        return Response(status_code=CLIENT_GONE)
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -124,4 +140,5 @@ def install_handlers(app: Any) -> None:
         )
 
     app.add_exception_handler(MkrefError, on_known)
+    app.add_exception_handler(ClientDisconnect, on_gone)
     app.add_exception_handler(HTTPException, on_http)

@@ -51,7 +51,10 @@ def make_server(app: FastAPI, settings: Settings, **options: Any) -> Any:
     require("uvicorn")
     import uvicorn
 
+    from mkref.serve.protocol import protocol_for
+
     config = {
+        "http": protocol_for(settings),
         "access_log": False,  # the app writes a line of its own
         "log_config": None,
         "server_header": False,

@@ -15,12 +15,19 @@ only the model knows: vocabulary and context.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-__all__ = ["REFUSED", "CompletionRequest", "Generation", "Model", "StreamOptions", "support"]
+__all__ = [
+    "REFUSED", "CompletionRequest", "Generation", "Items", "Model", "StreamOptions", "support",
+]  # fmt: skip
 
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list whose first wrong element ends the search: only that one is told, and there may be a
+million of them.
+"""
 TOKEN_ID = Annotated[int, Field(ge=0, le=2**31 - 1)]
 REFUSED = {
     "completions": {
@@ -73,16 +80,16 @@ def _shape_of_prompt(value: Any) -> str:
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 Stop = Annotated[
     Annotated[StopText, Tag("~text")]
-    | Annotated[list[StopText], Field(max_length=16), Tag("~list")],
+    | Annotated[Items[StopText], Field(max_length=16), Tag("~list")],
     Discriminator(_shape_of_stop),
 ]
-PromptIds = Annotated[list[TOKEN_ID], Field(min_length=1)]
+PromptIds = Annotated[Items[TOKEN_ID], Field(min_length=1)]
 PromptText = Annotated[str, Field(min_length=1)]
 Prompt = Annotated[
     Annotated[PromptText, Tag("~text")]
-    | Annotated[list[PromptText], Field(min_length=1), Tag("~texts")]
+    | Annotated[Items[PromptText], Field(min_length=1), Tag("~texts")]
     | Annotated[PromptIds, Tag("~ids")]
-    | Annotated[list[PromptIds], Field(min_length=1), Tag("~many")],
+    | Annotated[Items[PromptIds], Field(min_length=1), Tag("~many")],
     Discriminator(_shape_of_prompt),
 ]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -115,7 +122,7 @@ class Generation(Model):
     )
     min_tokens: int | None = support("mkref", "nothing ends the answer before", ge=0, le=2**31 - 1)
     ignore_eos: bool | None = support("mkref", "go on after a token that ends a text")
-    stop_token_ids: list[TOKEN_ID] | None = support(
+    stop_token_ids: Items[TOKEN_ID] | None = support(
         "mkref", "up to 16 token ids that end the answer", max_length=16
     )
     priority: int | None = support("mkref", "-8 to 8; a lower one comes first", ge=-8, le=8)

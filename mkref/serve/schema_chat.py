@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from mkref.serve.schema import Generation, Model, support
+from mkref.serve.schema import Generation, Items, Model, support
 
 __all__ = [
     "ChatRequest",
@@ -47,11 +47,11 @@ def _shape_of_content(value: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[TextPart], Tag("~parts")],
+    Annotated[str, Tag("~text")] | Annotated[Items[TextPart], Tag("~parts")],
     Discriminator(_shape_of_content),
 ]
 AssistantContent = Annotated[
-    Annotated[str, Tag("~text")] | Annotated[list[AssistantPart], Tag("~parts")],
+    Annotated[str, Tag("~text")] | Annotated[Items[AssistantPart], Tag("~parts")],
     Discriminator(_shape_of_content),
 ]
 
@@ -95,7 +95,7 @@ class AssistantMessage(Model):
     content: AssistantContent | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     refusal: str | None = None
     name: str | None = None
     annotations: Any = None
@@ -203,7 +203,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ChatRequest(Generation):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(
+    messages: Items[Message] = Field(
         min_length=1,
         description="text only; roles system, developer, user, assistant, tool",
         json_schema_extra={"x-support": "yes"},
@@ -211,12 +211,12 @@ class ChatRequest(Generation):
     max_completion_tokens: int | None = support("yes", "the newer name", ge=1, le=2**31 - 1)
     logprobs: bool | None = support("yes", "of the content's tokens")
     top_logprobs: int | None = support("yes", "0 to 20; with `logprobs` only", ge=0, le=20)
-    tools: list[Tool] | None = support("yes", "functions", max_length=MAX_TOOLS)
+    tools: Items[Tool] | None = support("yes", "functions", max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = support("yes", "`required` and a name by constrained decoding")
     parallel_tool_calls: bool | None = support("yes", "false: one call at most")
     response_format: ResponseFormat | None = support("yes", "by constrained decoding")
     reasoning_effort: Effort | None = support("yes", "`none` turns reasoning off, others on")
     include_reasoning: bool | None = support("mkref", "false: reasoning is not sent")
     chat_template_kwargs: TemplateOptions | None = support("mkref", "`enable_thinking`: reasoning")
-    modalities: list[Literal["text"]] | None = support("ignored", "`text` is the only one")
+    modalities: Items[Literal["text"]] | None = support("ignored", "`text` is the only one")
     verbosity: Any = support("ignored", "the model has no such setting")

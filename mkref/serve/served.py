@@ -5,6 +5,7 @@ What it does not do: run anything (`mkref.serve.service`), or keep a request.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -62,6 +63,11 @@ def seed_of(seed: int | None, index: int) -> int:
     word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
     return word ^ (word >> 31)
+
+
+def _json_bytes(value: Any) -> int:
+    """Bytes of a value that a template writes as JSON, if it leaves out every space."""
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 class ServedModel:
@@ -165,9 +171,10 @@ class ServedModel:
             ApiError: it is so long that it need not be encoded to know that it does not fit.
         """
         chat = self.chat
-        self._check_bytes(
-            sum(len(text.encode()) for turn in turns for text in turn.said()), "messages"
-        )
+        said = sum(len(text.encode()) for turn in turns for text in turn.said())
+        said += sum(_json_bytes(call.arguments) for turn in turns for call in turn.calls)
+        self._check_bytes(said, "messages")
+        self._check_bytes(said + _json_bytes(tools), "tools")
         if chat.north:
             pieces = render_north(
                 turns, tools, chat.markers, reasoning=reasoning, json_mode=json_mode
@@ -231,9 +238,13 @@ class ServedModel:
             deadline=None if timeout is None else time.monotonic() + timeout,
         )
 
+    def at_least(self, n_bytes: int) -> int:
+        """Tokens that so many bytes of text must have."""
+        return n_bytes // (self._longest or self.tokenizer.longest)
+
     def _check_bytes(self, n_bytes: int, field: str) -> None:
         """Refuse megabytes of text before a core works on them for seconds."""
-        least = n_bytes // (self._longest or self.tokenizer.longest)
+        least = self.at_least(n_bytes)
         if least >= self.max_context:
             raise refuse(
                 field,

@@ -36,6 +36,7 @@ class Settings:
         max_concurrency: answers under way at a time, waiting ones too; more are a 429.
         max_context: longest prompt and answer together; None: what the engine has room for.
         max_choices: answers that one request may ask for (`n` times prompts).
+        head_timeout_s: a client must have sent the head of its request by then.
         body_timeout_s: a client must have sent its body by then.
         write_timeout_s: a client that takes nothing for so long is dropped.
         request_timeout_s: a request ends by then, wherever it is; None for never.
@@ -56,6 +57,7 @@ class Settings:
     max_concurrency: int = 256
     max_context: int | None = None
     max_choices: int = 128
+    head_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     write_timeout_s: float = 60.0
     request_timeout_s: float | None = None

@@ -1,0 +1,162 @@
+"""The trial of exercise 07.1: EMBED and SAMPLE of the real kernel, with candidates made up here.
+
+A launch has the list EMBED, SAMPLE on each of two SMs, for several steps. So a token that SAMPLE
+draws is embedded by the next step, and a stop id ends the launch; no other part of a step runs. The
+candidates of HEAD lie in memory, as many and as strange as a case wants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mkref.lessons.exercise import WrongAnswerError
+from mkref.lessons.program import same
+from mkref.lessons.steps import MAX_CONTEXT, PARAMS, TIMEOUT_S, begin_step, lesson_plan
+from mkref.lessons.whole import LESSON_CONFIG
+from mkref.plan import NO_COUNTER, Interpreter, Op, Plan
+from mkref.plan.buffers import BUFFERS
+from mkref.reference.sampling import order_key
+
+if TYPE_CHECKING:
+    from mkref.lessons.program import Program
+    from mkref.plan.task import Task
+
+__all__ = ["Candidates", "run_sample"]
+
+N_SM = 2
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What HEAD has left of each row: float32 and int32 [n, rows], n the number of SMs that HEAD
+    ran on, and the stop ids of each row."""
+
+    values: Array
+    tokens: Array
+    stop_ids: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def drawn(
+        cls, n: int, rows: int, *, mean: float = 0.0, levels: int = 0, seed: int = 7
+    ) -> Candidates:
+        """Random ones.
+
+        Args:
+            n, rows: how many.
+            mean: of the values; -90 makes all of them negative.
+            levels: so many different values only, so that many are equal; 0 for no limit.
+            seed: of the values.
+        """
+        rng = np.random.default_rng([seed, n, rows])
+        values = rng.normal(mean, 3, (n, rows)).astype(np.float32)
+        if levels:
+            values = rng.integers(0, levels, (n, rows)).astype(np.float32)
+        tokens = np.stack([rng.permutation(LESSON_CONFIG.vocab_size)[:n] for _ in range(rows)])
+        return cls(values, tokens.T.astype(np.int32))
+
+    @property
+    def winners(self) -> Array:
+        """The right token of each row, int32 [rows]."""
+        best = np.argmax(order_key(self.values, self.tokens), axis=0)
+        return self.tokens[best, np.arange(self.values.shape[1])]
+
+
+def _part(n: int, *ops: Op) -> Plan:
+    """Tasks of some operations, SAMPLE among n candidates; nobody waits for anybody."""
+    plan = lesson_plan(N_SM)
+
+    def alone(task: Task) -> Task:
+        task = replace(task, wait=NO_COUNTER, wait_count=0, signal=NO_COUNTER, flags=0)
+        return replace(task, index=n) if task.op == Op.SAMPLE else task
+
+    lists = ([alone(task) for task in tasks if task.op in ops] for tasks in plan.tasks)
+    return replace(plan, tasks=tuple(map(tuple, lists)))
+
+
+@cache
+def _embedded(tokens: tuple[int, ...]) -> Array:
+    """x after EMBED of these tokens, float32 [rows, H]."""
+    part = _part(1, Op.EMBED)
+    interpreter = Interpreter.of(part, MAX_CONTEXT)
+    begin_step(interpreter.buffers, part, len(tokens), seed=0)
+    interpreter.buffers["tokens"][: len(tokens)] = tokens
+    interpreter.run(len(tokens), 0)
+    return np.array(interpreter.buffers["x"][0, : len(tokens)])
+
+
+def run_sample(
+    program: Program, case: Candidates, where: str, *, n_steps: int = 2, ends_after: int = 0
+) -> None:
+    """Launch the learner's kernel and look at what it leaves.
+
+    Args:
+        program: the kernel with the learner's `sample` in it.
+        case: candidates, the same in each step.
+        where: the case, in words.
+        n_steps: most steps of the launch.
+        ends_after: steps after which stop ids end it; 0 if they do not.
+
+    Raises:
+        WrongAnswerError: a hang, a wrong token, a wrong x of the next step, a wrong number of
+            steps.
+    """
+    n, rows = case.values.shape
+    right, steps = case.winners, ends_after or n_steps
+    # Without EMBED first, which would read far outside if a token is none.
+    own = _launch(program, _part(n, Op.SAMPLE), case, 1, where)
+    same(right, own["tokens_out"][0, :rows], where, "tokens_out of step 0")
+    own = _launch(program, _part(n, Op.EMBED, Op.SAMPLE), case, n_steps, where)
+    if own["progress"][0] != steps:
+        raise WrongAnswerError(
+            f"{where}: the launch must end after {steps} steps, it ends after {own['progress'][0]}"
+        )
+    if steps > 1:
+        # Of step 0 x says nothing: nobody waits between EMBED and SAMPLE here, so a fast warp may
+        # draw a token before a slow one has embedded the old one.
+        x = own["x"][0, :rows]
+        same(_embedded(tuple(map(int, right))), x, f"{where}, step {steps - 1}", "x after EMBED")
+    same(right, own["tokens_out"][steps - 1, :rows], where, f"tokens_out of step {steps - 1}")
+
+
+def _memory(program: Program, part: Plan, case: Candidates) -> dict[str, Array]:
+    """Buffers of a launch, between guards."""
+    n, rows = case.values.shape
+    made = Interpreter.of(part, MAX_CONTEXT).buffers
+    begin_step(made, part, rows, seed=0)
+    room = made["tokens"].shape[0]
+    made["best_values"] = np.full((n, room), np.nan, np.float32)
+    made["best_tokens"] = np.full((n, room), -1, np.int32)
+    made["best_values"][:, :rows], made["best_tokens"][:, :rows] = case.values, case.tokens
+    for row, ids in enumerate(case.stop_ids):
+        made["stop_ids"][row, : len(ids)] = ids
+    return {name: program.array(array) for name, array in made.items() if name in BUFFERS}
+
+
+def _launch(
+    program: Program, part: Plan, case: Candidates, n_steps: int, where: str
+) -> dict[str, Array]:
+    from mkref.machine.host import HOST_RING
+    from mkref.machine.source import THREADS, shared_bytes
+
+    own = _memory(program, part, case)
+    params = np.zeros(1, PARAMS)
+    for name, array in own.items():
+        params[name] = array.ctypes.data
+    params["max_pages"] = own["page_table"].shape[2]
+    params["max_chunks"] = own["part_o"].shape[2]
+    params["rows"], params["n_steps"] = case.values.shape[1], n_steps
+    params["stop_after"], params["timeout_ns"] = 1, int(TIMEOUT_S * 1e9)
+    program.launch(
+        "megakernel", (part.n_sm,), (THREADS,), (params[0],), timeout_s=4 * TIMEOUT_S,
+        shared=shared_bytes(part.config, HOST_RING, part.rows),
+    )  # fmt: skip
+    program.look_at_guards(own)
+    if own["status"][0]:
+        raise WrongAnswerError(f"{where}: the launch ends with wait code {own['status'][0]}")
+    return own

@@ -1,0 +1,378 @@
+"""Lesson 14: its exercises, the rows of a step, the pages of a launch, and shared pages let go.
+
+Each is a part of the engine in small: `Scheduler._share_rows` with admission, `KvCache.advance`,
+`PagePool.release`. The first is judged by what must hold and not by one right list; the second is
+also tried beside the engine's own cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from mkref.config import NORTH_MINI_CODE
+from mkref.engine.kv import FULL, SLIDING, KvCache
+from mkref.lessons.exercise import (
+    EMPTY,
+    Answer,
+    Mistake,
+    Property,
+    PythonExercise,
+    WrongAnswerError,
+)
+from mkref.lessons.lesson_14_trials import let_go_trials
+
+__all__ = ["EXERCISES", "held_pages", "let_go", "next_rows"]
+
+ROWS = 8
+PAGE = 64
+
+
+def next_rows(running: Sequence[int], waiting: Sequence[int], rows: int) -> list[int]:
+    """How many rows of the next step each request gets.
+
+    `running` and `waiting` have a number for each request, in order of arrival: tokens of
+    its prompt that must go in before the one from which its next token is drawn. So who
+    generates has 0, and a prompt of 12 tokens has 11. The result is a list: rows of those
+    who run, then rows of those who begin; whoever is not in the list waits on.
+    """
+    # BEGIN SOLUTION
+    ahead = [*running, *waiting][:rows]  # whoever waits begins, in order, while there is a row
+    counts = [1] * len(ahead)
+    free = rows - len(ahead)
+    while free and any(count <= n for count, n in zip(counts, ahead, strict=True)):
+        for i, n in enumerate(ahead):
+            if free and counts[i] <= n:  # it has another token
+                counts[i] += 1
+                free -= 1
+    return counts
+    # END SOLUTION
+
+
+def held_pages(position: int, count: int, window: int, page: int) -> tuple[int, int]:
+    """Which pages of a sequence a layer must hold during a launch: (first, behind the last).
+
+    The launch feeds the tokens at `position`, `position + 1` ..., `count` of them, one after
+    another. Page number p of the sequence has the tokens from p * `page` on. A token sees the
+    last `window` tokens, itself included; window 0 means all of them, as in a full layer.
+    """
+    # BEGIN SOLUTION
+    first_seen = max(0, position - window + 1) if window else 0  # by the first token of the launch
+    last = position + count - 1
+    return first_seen // page, last // page + 1
+    # END SOLUTION
+
+
+def let_go(
+    pages: Sequence[int], refs: list[int], published: set[int]
+) -> tuple[list[int], list[int]]:
+    """A sequence ends and lets its pages go. Returns two lists, (free, cached).
+
+    `pages` are those of its table, the beginning of the text first. `refs[p]` says in how many
+    tables page p is, this one included; bring it up to date. `published` has the pages that the
+    prefix index knows. `free` are pages that hold nothing any more. `cached` are pages that
+    nobody uses and that may be found again, in the order in which they are to be given up.
+    """
+    # BEGIN SOLUTION
+    free: list[int] = []
+    cached: list[int] = []
+    for page in reversed(pages):  # the end of a prefix is of no use without its beginning
+        refs[page] -= 1
+        if refs[page] == 0:
+            (cached if page in published else free).append(page)
+    return free, cached
+    # END SOLUTION
+
+
+# ---- 14.1
+
+
+def _rows_of(answer: Answer, running: list[int], waiting: list[int]) -> list[int]:
+    """The answer for one step, after everything that must hold has been looked at."""
+    given = answer([*running], [*waiting], ROWS)
+    if given is None:
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
+    if not isinstance(given, list | tuple) or not all(type(n) is int for n in given):
+        raise WrongAnswerError(f"it returns {given!r:.60}, and not a list of whole numbers")
+    ahead, counts = [*running, *waiting], [*given]
+    where = f"running {running}, waiting {waiting}: {counts}"
+    if len(counts) > len(ahead):
+        raise WrongAnswerError(f"{where} has rows for {len(counts)} of {len(ahead)} requests")
+    counts_of_running = [*counts, *[0] * len(running)][: len(running)]
+    for number, (n, count) in enumerate(zip(running, counts_of_running, strict=True)):
+        if count < 1:
+            does = "takes its prompt in" if n else "generates"
+            raise WrongAnswerError(f"{where}: request {number} {does}, and it stands still")
+    if any(n < 1 for n in counts):
+        raise WrongAnswerError(f"{where}: somebody begins with no row")
+    if sum(counts) > ROWS:
+        raise WrongAnswerError(f"{where} are {sum(counts)} rows, a step has {ROWS}")
+    for number, (n, count) in enumerate(zip(ahead, counts, strict=False)):
+        if count > n + 1:
+            raise WrongAnswerError(
+                f"{where}: request {number} has {n + 1} tokens to feed and gets {count} rows"
+            )
+    if len(counts) < min(ROWS, len(ahead)):
+        raise WrongAnswerError(
+            f"{where}: {len(ahead) - len(counts)} wait, though not every row has a request yet"
+        )
+    _well_used(where, ahead, counts)
+    return counts
+
+
+def _well_used(where: str, ahead: list[int], counts: list[int]) -> None:
+    hungry = [i for i, count in enumerate(counts) if count <= ahead[i]]
+    if sum(counts) < ROWS and hungry:
+        raise WrongAnswerError(
+            f"{where}: {ROWS - sum(counts)} rows are idle, and request {hungry[0]} has tokens left"
+        )
+    for i in hungry:
+        if counts[i] + 1 < max(counts):
+            raise WrongAnswerError(
+                f"{where}: request {i} has tokens left and gets {counts[i]}, another "
+                f"{max(counts)}: not in turns"
+            )
+
+
+def _one_step(*steps: tuple[list[int], list[int]]) -> Callable[[Answer], None]:
+    def trial(answer: Answer) -> None:
+        for running, waiting in steps:
+            _rows_of(answer, running, waiting)
+
+    return trial
+
+
+def _history(answer: Answer) -> None:
+    """Sixty requests that come at random: everyone ends, in bounded time."""
+    random = Random(14)
+    coming = [(random.randrange(40), random.randint(1, 12)) for _ in range(60)]
+    left: list[list[int]] = []  # of those who run: tokens ahead, tokens still to generate
+    waiting: list[list[int]] = []
+    for _ in range(600):
+        while coming and len(waiting) < 3 and random.random() < 0.5:
+            ahead, answer_tokens = coming.pop()
+            waiting.append([ahead, answer_tokens])
+        counts = _rows_of(answer, [r[0] for r in left], [w[0] for w in waiting])
+        n_new = len(counts) - len(left)
+        left, waiting = left + waiting[:n_new], waiting[n_new:]
+        for request, count in zip(left, counts, strict=True):
+            draws = request[0] < count
+            request[0] = max(0, request[0] - count)
+            request[1] -= draws
+        left = [request for request in left if request[1]]
+        if not (coming or waiting or left):
+            return
+    raise WrongAnswerError(f"after 600 steps {len(left) + len(waiting)} of 60 have not ended")
+
+
+def _all_to_the_first(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    ahead = [*running, *waiting][:rows]
+    counts, free = [1] * len(ahead), rows - len(ahead)
+    for i, n in enumerate(ahead):
+        more = min(n, free)
+        counts[i], free = counts[i] + more, free - more
+    return counts
+
+
+def _one_each(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    return [1] * min(rows, len(running) + len(waiting))
+
+
+def _prompts_first(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    ahead, free = [*running, *waiting][:rows], rows
+    counts = [0] * len(ahead)
+    for i in sorted(range(len(ahead)), key=lambda i: ahead[i] == 0):
+        counts[i] = min(ahead[i] + 1, free)
+        free -= counts[i]
+    return counts
+
+
+def _prompts_alone(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    return next_rows(running, [] if any(running) else waiting, rows)
+
+
+def _one_too_few(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    less = [max(0, n - 1) for n in running], [max(0, n - 1) for n in waiting]
+    return next_rows(*less, rows)
+
+
+def _no_end(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    ahead = [*running, *waiting][:rows]
+    return next_rows([n and 99 for n in ahead], [], rows)
+
+
+_SHARE = PythonExercise(
+    id="14.1",
+    solution=next_rows,
+    properties=(
+        Property("everybody generates", _one_step(([0] * 8, []), ([0] * 3, []))),
+        Property("a full step: who comes waits", _one_step(([0] * 8, [4, 9]))),
+        Property("a long prompt beside three answers", _one_step(([0, 0, 500, 0], []))),
+        Property("two prompts in turns", _one_step(([30, 0, 30], []), ([0, 7, 5], []))),
+        Property("a prompt that ends in this step", _one_step(([0, 2], []), ([3, 0, 1], []))),
+        Property("those who wait begin", _one_step(([0, 20], [6, 3]), ([], [40, 40, 2]))),
+        Property("sixty requests that come at random", _history),
+    ),
+    mistakes=(
+        Mistake(
+            _all_to_the_first,
+            "the eldest prompt takes all rows that are left, and the others see one per step. Go "
+            "round: one row each, again and again.",
+        ),
+        Mistake(
+            _one_each,
+            "one row each, and the rest of the step is idle. Each row of a step can take a further "
+            "token of a prompt.",
+        ),
+        Mistake(
+            _prompts_first,
+            "a long prompt takes every row, and those who generate stand still until it is in. "
+            "Everybody who runs gets a row first.",
+        ),
+        Mistake(
+            _prompts_alone,
+            "nobody begins while a prompt goes in, so rows stay without a request and the line "
+            "grows. Who has a row may begin at once.",
+        ),
+        Mistake(
+            _one_too_few,
+            "the token from which the next is drawn takes a row, too: a request with n tokens "
+            "ahead can use n + 1 rows.",
+        ),
+        Mistake(
+            _no_end,
+            "a prompt can end within the step. How many tokens has a request with n ahead?",
+        ),
+    ),
+    then="Now read `Scheduler._share_rows` again: where does it say that a prompt may end?",
+)
+
+# ---- 14.2
+
+
+def _pages(answer: Answer, case: tuple[int, int, int, int]) -> tuple[int, int]:
+    given = answer(*case)
+    if given is None:
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        raise WrongAnswerError(f"it returns {given!r:.60}, and not two numbers")
+    return given[0], given[1]
+
+
+def _told(case: tuple[int, int, int, int], right: tuple[int, int], given: Any, by: str) -> None:
+    if given != right:
+        position, count, window, _ = case
+        sees = f"window {window}" if window else "all tokens"
+        what = "1 token" if count == 1 else f"{count} tokens"
+        tokens = f"{what} from position {position}, {sees}"
+        raise WrongAnswerError(f"{tokens}: {by} {right}, it returns {given}")
+
+
+def _cases(*cases: tuple[int, int, int, int]) -> Callable[[Answer], None]:
+    def trial(answer: Answer) -> None:
+        for case in cases:
+            _told(case, held_pages(*case), _pages(answer, case), "must be")
+
+    return trial
+
+
+def _engine(answer: Answer) -> None:
+    """A sequence that grows in launches of many lengths, in the engine's cache."""
+    random, kv = Random(2), KvCache(NORTH_MINI_CODE, 160, 80, 10_000)
+    sequence, position = kv.open([1]), 0
+    while position < 9_000:
+        count = random.choice([1, 7, 8, 32])
+        assert kv.advance(sequence, position, count)
+        for kind, window in ((FULL, 0), (SLIDING, kv.window)):
+            case = (position, count, window, PAGE)
+            right = sequence.begin[kind], sequence.end[kind]
+            _told(case, right, _pages(answer, case), "the engine holds")
+        position += count
+    kv.close(sequence)
+
+
+_HELD = PythonExercise(
+    id="14.2",
+    solution=held_pages,
+    properties=(
+        Property("a full layer keeps all pages", _cases((0, 1, 0, 64), (500, 1, 0, 64))),
+        Property("a sequence shorter than the window", _cases((90, 1, 256, 64), (255, 1, 256, 64))),
+        Property(
+            "the window leaves a page",
+            _cases((318, 1, 256, 64), (319, 1, 256, 64), (320, 1, 256, 64), (2_000, 1, 96, 16)),
+        ),
+        Property("a launch of many steps", _cases((300, 32, 256, 64), (60, 8, 64, 64))),
+        Property("a full layer in a launch of many steps", _cases((120, 32, 0, 64))),
+        Property("the engine's cache, 9,000 tokens", _engine),
+    ),
+    mistakes=(
+        Mistake(
+            lambda p, n, w, s: (max(0, p + n - w) // s if w else 0, (p + n - 1) // s + 1),
+            "the last token of the launch no longer sees the first page, but the first token does, "
+            "and pages change between launches only.",
+        ),
+        Mistake(
+            lambda p, n, w, s: (max(0, p - w) // s if w else 0, (p + n - 1) // s + 1),
+            "a window of w tokens includes the token itself, so it begins at position - w + 1.",
+        ),
+        Mistake(
+            lambda p, n, w, s: (max(0, p - w + 1) // s if w else 0, p // s + 1),
+            "the kernel does not come back to ask for a page: those of all `count` tokens must be "
+            "there before the launch begins.",
+        ),
+        Mistake(
+            lambda p, n, w, s: (-(-max(0, p - w + 1) // s) if w else 0, (p + n - 1) // s + 1),
+            "rounded up, a page is given back of which the window still sees a part.",
+        ),
+        Mistake(
+            lambda p, n, w, s: (max(0, p - w + 1) // s, (p + n - 1) // s + 1),
+            "window 0 means all tokens: a full layer gives nothing back.",
+        ),
+        Mistake(
+            lambda p, n, w, s: (max(0, p - w + 1) // s if w else 0, (p + n - 1) // s),
+            "the second number lies behind the last page, as in `range`.",
+        ),
+    ),
+    then="Now: who pays for it that a launch of 32 steps cannot give pages back on its way?",
+)
+
+_LET_GO = PythonExercise(
+    id="14.3",
+    solution=let_go,
+    properties=let_go_trials(let_go),
+    mistakes=(
+        Mistake(
+            lambda pages, refs, published: (
+                [p for p in reversed(pages) if p not in published],
+                [p for p in reversed(pages) if p in published],
+            ),
+            "`refs` is not looked at, so a page goes while another sequence still reads it. "
+            "Nothing is as hard to find as that: the other answers nonsense, much later.",
+        ),
+        Mistake(
+            lambda pages, refs, published: (let_go(pages, refs, set())[0], []),
+            "every page becomes free, so nobody will find a prefix again. What does `published` "
+            "say?",
+        ),
+        Mistake(
+            lambda pages, refs, published: let_go([*reversed(pages)], refs, published),
+            "the beginning of the text is given up first, and what is behind it can be found no "
+            "more: a prefix is looked up from its first page on.",
+        ),
+        Mistake(
+            lambda pages, refs, published: let_go(pages, refs, {*range(len(refs))}),
+            "a page that the index does not know cannot be found by anybody. As a cache it would "
+            "only take up room.",
+        ),
+        Mistake(
+            lambda pages, refs, published: let_go(
+                [p for p in pages if refs[p] == 1], refs, published
+            ),
+            "a shared page has one user less now. If its count stays, it is never free again.",
+        ),
+    ),
+    then="Now: what must `open` do with a page that it finds among the cached ones?",
+)
+
+EXERCISES = (_SHARE, _HELD, _LET_GO)
