@@ -1,7 +1,8 @@
 # Everything this repository can do; `make` alone lists it. Nothing asks a question, everything can be run again.
 #
 # Variables: PYTHON=/path/to/python3.12 for a new environment, VENV=.venv, PIP_ARGS for pip,
-# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, MKREF_APT=no to leave the system's packages alone.
+# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, SLIDES_ARGS such as --lessons=02,05,
+# MKREF_APT=no to leave the system's packages alone.
 
 SHELL := /bin/bash
 VENV ?= .venv
@@ -29,14 +30,14 @@ NO_BROWSER := $(shell [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || [ "$$(unam
 AS_ROOT := $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test check notebooks bench test-gpu lock clean
+.PHONY: help lab test check notebooks slides bench test-gpu lock clean
 
 help: ## this list
 	@echo "make TARGET, where TARGET is"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' Makefile
 
 $(LAB_READY): $(SETUP)
-	@scripts/setup.sh $(VENV) lab$(GPU_EXTRA)
+	@scripts/setup.sh $(VENV) lab,serve$(GPU_EXTRA)
 	@touch $@
 
 $(TEST_READY): $(SETUP)
@@ -51,6 +52,7 @@ lab: $(LAB_READY) ## open the workbook in JupyterLab
 # One thread each: tiny models are faster so, and times do not jump on a busy machine.
 test: export OMP_NUM_THREADS := 1
 test: export PYTEST_TIMEOUT := 600
+test: export MKREF_PROGRESS := off
 test: $(TEST_READY) ## run every test that needs no GPU, and the notebooks
 	@scripts/system_extras.sh
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
@@ -62,6 +64,9 @@ check: $(TEST_READY) ## lint, formatting and types
 
 notebooks: $(TEST_READY) ## run the notebooks in place, so that their stored outputs are this version's
 	$(PY) scripts/run_notebooks.py
+
+slides: $(LAB_READY) ## the figures of the notebooks as slides, in build/slides.html
+	@$(PY) scripts/export_slides.py $(SLIDES_ARGS)
 
 ifeq ($(GPU),)
 bench test-gpu:

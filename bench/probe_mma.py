@@ -1,8 +1,8 @@
 """Which arithmetic does `mma.sync.m16n8k16` (bf16 -> float32) really do? Compare a GPU with
 candidate models.
 
-Prints, for every candidate (fraction bits, fused block, rounding), the share of outputs with equal
-bits.
+Prints, for the best candidates (fraction bits, fused block, rounding), the share of outputs with
+equal bits, and writes them to $OUT, if that is set, with the GPU that they are of.
 The winner is the model of docs/numerics.md, "One mma". Runs on a GPU only: `python
 bench/probe_mma.py`.
 """
@@ -15,8 +15,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import cupy as cp
 import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.provenance import provenance
 
 SOURCE = r"""
 extern "C" __global__ void probe(const unsigned short* A, const unsigned short* B, const float* C,
@@ -86,6 +90,11 @@ class Model:
     mode: str
     normalised: bool
 
+    def __str__(self) -> str:
+        """As the record has it: "F=25 block=16 floor=0 rz normalised=0"."""
+        flags = f"floor={self.floor:d} {self.mode} normalised={self.normalised:d}"
+        return f"F={self.F} block={self.block} {flags}"
+
     def fused(self, a: Pair, b: Pair, c: np.ndarray) -> np.ndarray:
         """c plus the products of significand and exponent pairs along the last axis."""
         pm, pe = a[0] * b[0], a[1] + b[1]  # value pm * 2^(pe - 14)
@@ -117,6 +126,8 @@ CANDIDATES = [
     for mode in ("rz", "rne")
     for normalised in (False, True)
 ]
+KINDS = {"gauss": 0, "wide": 6, "wider": 14, "edge": 70}
+"""Of operands, by the `spread` of their exponents."""
 
 
 def inputs(spread: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -139,27 +150,34 @@ def inputs(spread: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarra
     return words[0], words[1], C
 
 
+def on_gpu(A: np.ndarray, B: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """What the GPU makes of C + A B, float32 as `inputs` has C."""
+    import cupy as cp
+
+    module = cp.RawModule(code=SOURCE, backend="nvrtc", options=("--std=c++17",))
+    D = cp.full(C.shape, cp.nan, cp.float32)
+    arrays = (cp.asarray(A), cp.asarray(B), cp.asarray(C), D)
+    module.get_function("probe")((len(C),), (32,), arrays)
+    return np.asarray(D.get())
+
+
 def main() -> int:
     """Run the GPU, compare with every candidate, print the best and write them to $OUT."""
-    kernel = cp.RawModule(code=SOURCE, backend="nvrtc", options=("--std=c++17",)).get_function(
-        "probe"
-    )
     rng = np.random.default_rng(5)
     shares: dict[str, dict[str, float]] = {}
-    for name, spread in {"gauss": 0, "wide": 6, "wider": 14, "edge": 70}.items():
+    outputs = {}
+    for name, spread in KINDS.items():
         A, B, C = inputs(spread, rng)
-        D = cp.full(C.shape, cp.nan, cp.float32)
-        kernel((len(C),), (32,), (cp.asarray(A), cp.asarray(B), cp.asarray(C), D))
-        bits = D.get().view(np.uint32)
+        bits = on_gpu(A, B, C).view(np.uint32)
+        outputs[name] = bits.size
         for model in CANDIDATES:
             equal = model.mma(A, B, C).view(np.uint32) == bits
-            shares.setdefault(repr(model), {})[name] = float(equal.mean())
+            shares.setdefault(str(model), {})[name] = float(equal.mean())
     ranking = sorted(shares.items(), key=lambda item: -min(item[1].values()))[:12]
     for key, value in ranking:
         print(key, {k: round(v, 5) for k, v in value.items()})
     if folder := os.environ.get("OUT"):
-        gpu = cp.cuda.runtime.getDeviceProperties(0)["name"].decode()
-        record = {"gpu": gpu, "ranking": ranking}
+        record = {"provenance": provenance(), "outputs": outputs, "ranking": ranking}
         (Path(folder) / "mma_probe.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0
 

@@ -17,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from tables_serving import prompts, serving
+
 RESULTS = ROOT / "bench" / "results"
 FILES = ("README.md",)
 BANDWIDTH = 4.814e12
@@ -198,7 +202,16 @@ nano through the megakernel on a CPU (measured: `bench/results/host_speed.json`;
     return lines
 
 
-TABLES = {"decode": decode, "accuracy": accuracy, "host": host}
+def served() -> list[str]:
+    """What the endpoint adds to a step, and how prompts are taken in."""
+    lines = []
+    for name, table in (("h200/serve.json", serving), ("h200/prefill.json", prompts)):
+        record = load(name)
+        lines += table(record, origin(record))
+    return lines
+
+
+TABLES = {"decode": decode, "accuracy": accuracy, "host": host, "serving": served}
 
 
 def filled(text: str) -> str:

@@ -15,6 +15,7 @@ tells: on a busy computer that says nothing about the notebook.
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import time
 from pathlib import Path
@@ -102,6 +103,7 @@ def run(path: Path) -> str:
     """
     notebook = nbformat.read(path, as_version=4)
     fill(notebook)
+    os.environ["MKREF_PROGRESS"] = "off"  # for the notebook's kernel, which inherits it
     begin = time.monotonic()
     NotebookClient(
         notebook,

@@ -1,8 +1,12 @@
-"""A real server on a free port: uvicorn in a thread, nano behind it. No tests here."""
+"""A real server on a free port: uvicorn in a thread, nano behind it. No tests here.
+
+The environment variable MKREF_LIVE_MACHINE names another machine than torch, for instance cuda.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,8 +47,9 @@ class Live:
 
 
 @contextmanager
-def live(machine: str = "torch", max_context: int = 512, **settings: Any) -> Iterator[Live]:
+def live(machine: str = "", max_context: int = 512, **settings: Any) -> Iterator[Live]:
     """Serve nano."""
+    machine = machine or os.environ.get("MKREF_LIVE_MACHINE", "torch")
     with Engine.load("nano", machine, max_context=max_context) as engine:
         service = Service(engine)
         chosen = Settings(**settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from mkref.cli import main
 from mkref.config import NORTH_MINI_CODE
+from mkref.errors import RequestError
 from mkref.machine.base import StepInputs
 from mkref.machine.interpreter import InterpreterMachine
 from mkref.machine.nvrtc import compile_cubin
@@ -49,7 +51,7 @@ def test_record_has_its_form(record: dict[str, Any]) -> None:
     for row in record["rows"]:
         assert set() == NEEDED - row.keys()
         assert row["tokens_per_s"] == pytest.approx(
-            row["tokens_per_step"] * 1e3 / row["ms_per_step"], rel=1e-4
+            row["tokens_per_step"] * 1e3 / row["ms_per_step"], rel=1e-4, abs=0.006
         )
         assert min(row["samples_ms"]) <= row["ms_per_step"] <= max(row["samples_ms"])
         assert row["steps"] >= 12
@@ -163,6 +165,27 @@ def test_mistakes_are_told(
     arguments = ["bench", "decode", "--geometry", "nano", "--context", "64", *options]
     assert 2 == main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_default_context_fits_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who gives no --context measures at 8192 tokens, or at as many as the model has room for."""
+    seen: list[int] = []
+
+    def begin(*_: object) -> None:
+        raise RequestError("that far")
+
+    def cases(options: argparse.Namespace) -> list[object]:
+        seen.extend(options.context)
+        return []
+
+    monkeypatch.setattr("mkref.measure.session.Session.begin", begin)
+    monkeypatch.setattr("mkref.cli.bench._cases", cases)
+    for geometry in ("nano", "north"):
+        assert 2 == main(["bench", "decode", "--geometry", geometry])
+        assert "mkref: that far\n" == capsys.readouterr().err
+    assert [2048, 8192] == seen
 
 
 def test_ladder_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,27 @@ def test_ladder_table_shows_the_best_of_each_letter(results: Path) -> None:
     assert "| c | graph and programmatic dependent launch | 1.900 | failed |" in lines
 
 
+def test_serving_tables(results: Path) -> None:
+    """A line per number of clients, both draws beside the bare step; a line per way of a prompt."""
+    shared = {"concurrency": 2, "bare_ms": 2.5, "itl_ms": {"p50": 2.52, "p99": 4.27}}
+    plain = {"draw": "greedy", "steady_ms": 2.525, "over_bare": 0.01, "tokens_per_s": 740.2}
+    usual = {"draw": "default", "steady_ms": 2.6, "over_bare": 0.04, "tokens_per_s": 725.4}
+    served = {"read_through": "http", "rows": [{**shared, **plain}, {**shared, **usual}]}
+    rows = [
+        {"part": "kernel", "prompt": 2048, "rows": 7, "tokens_per_s": 997.0},
+        {"part": "torch", "prompt": 2048, "chunk": 512, "tokens_per_s": 5512.0},
+        {"part": "latency", "chunk": "7 rows", "ms_median": 8.64},
+        {"part": "latency", "chunk": "no prompt", "ms_median": 2.0},
+    ]
+    for name, record in (("serve", served), ("prefill", {"rows": rows})):
+        (results / "h200" / f"{name}.json").write_text(json.dumps({"provenance": MADE, **record}))
+    lines = fill_tables.served()
+    assert "| 2 | 2.500 | 2.525 | +1.0% | 2.52 | 4.27 | 740 | 2.600 | +4.0% | 725 |" in lines
+    assert "| kernel, 7 rows of a step | 997 | 8.6 |" in lines
+    assert "| PyTorch, chunks of 512 | 5,512 |  |" in lines
+    assert any("read over HTTP" in line for line in lines)
+
+
 def test_missing_record_is_told(results: Path) -> None:
     """Which file, and how it is made."""
     (results / "h200" / "decode.json").unlink()

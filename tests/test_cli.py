@@ -285,7 +285,7 @@ MISTAKES = {
     "missing plan": (("verify", "no-such-plan.json"), "no-such-plan.json"),
     "plan without a name": (("verify", ""), "cannot read ''"),
     "model without a name": (("plan", "--model", ""), "model: ''"),
-    "no rows": (("plan", "--model", "north-mini-code", "--rows", "9"), "--rows: '9'"),
+    "no rows": (("plan", "--model", "north-mini-code", "--rows", "33"), "--rows: '33'"),
 }
 
 

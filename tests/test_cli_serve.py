@@ -87,7 +87,7 @@ def test_nobody_listens(
     assert 1 == error.count("\n")
     monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
     assert 2 == main(["chat", "--url", "file:///etc"])
-    assert "must begin with http" in capsys.readouterr().err
+    assert "must be like http://" in capsys.readouterr().err
 
 
 def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

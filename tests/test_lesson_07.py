@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from mkref.lessons import lesson_07 as lesson
+from mkref.lessons import lesson_07_model as model
 from mkref.lessons.cuda_exercise import CudaExercise
+from mkref.lessons.lesson_07_draw import uniforms
 from mkref.lessons.lesson_07_figures import next_figure, recorded_end
 from mkref.lessons.lesson_07_trials import Candidates
 from mkref.lessons.program import Program
@@ -102,7 +104,7 @@ def test_an_sm_owns_a_block_of_x_or_none() -> None:
 
 def test_uniforms_are_those_of_the_noise() -> None:
     """Within the rounding of float32 and of the contract's logarithm."""
-    u = lesson.uniforms(9, 41, 1000)
+    u = uniforms(9, 41, 1000)
     assert 0 < u.min()
     assert u.max() < 1
     right = gumbel(9, 41, np.arange(1000))
@@ -119,13 +121,13 @@ def test_head_is_a_seventh_of_the_bytes() -> None:
 
 def test_draws_follow_the_probabilities() -> None:
     """Within five standard deviations, as the lesson shows them."""
-    for _, p, share in lesson.draws(1.0):
+    for _, p, share in model.draws(1.0):
         assert abs(share - p) < 5 * np.sqrt(p * (1 - p) / 1000)
 
 
 def test_hotter_keeps_more() -> None:
     """The figure names the same numbers."""
-    kept = [lesson.kept_by_top_p(t) for t in (0.5, 1.0, 2.0)]
+    kept = [model.kept_by_top_p(t) for t in (0.5, 1.0, 2.0)]
     assert sorted(kept) == kept
     assert all(f"keeps {n} of" in next_figure().summary for n in kept)
     assert "[measured]" in recorded_end().summary

@@ -94,8 +94,9 @@ def test_interval_of_too_few_turns_tells_nothing() -> None:
 
 
 def test_share_is_that_of_the_benchmark() -> None:
-    """With as many experts as were counted the share is the recorded one, also by the exercise; with
-    eight for each of the rows it looks better than it is."""
+    """With as many experts as were counted the share is the recorded one, also by the exercise;
+    with eight for each row it looks better than it is.
+    """
     for batch, row in record.decode_rows().items():
         share = record.share_if(batch, row["experts_per_layer"])
         assert share == pytest.approx(row["share_of_datasheet_bound"], abs=1e-4)

@@ -314,3 +314,12 @@ def test_pages_of_the_window_only() -> None:
     kv = machine.read("kv")
     machine.write("kv", np.zeros_like(kv))
     assert (5, 1) == machine.decode(inputs([5], [position], page_table=pages), 5).shape
+
+
+@pytest.mark.parametrize("name", ["interpreter", "host"])
+def test_closed_machine_says_so(name: str) -> None:
+    """A launch after `close` is a mistake that has a name."""
+    machine = loaded(name)
+    machine.close()
+    with pytest.raises(MachineError, match=f"machine '{name}': it is closed; load the model again"):
+        machine.decode(inputs(), 2)

@@ -96,8 +96,8 @@ def test_gpu_extra_is_installed_where_a_gpu_answers(tmp_path: Path) -> None:
     venv = f"VENV={tmp_path / 'venv'}"
     with_gpu = make("-n", "lab", venv, gpu=True, tmp_path=tmp_path).stdout
     without = make("-n", "lab", venv, gpu=False, tmp_path=tmp_path).stdout
-    assert re.search(r"setup\.sh \S+ lab,gpu$", with_gpu, flags=re.M)
-    assert re.search(r"setup\.sh \S+ lab$", without, flags=re.M)
+    assert re.search(r"setup\.sh \S+ lab,serve,gpu$", with_gpu, flags=re.M)
+    assert re.search(r"setup\.sh \S+ lab,serve$", without, flags=re.M)
 
 
 def test_lab_opens_the_first_lesson() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
+from argparse import _SubParsersAction
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mkref.cli.main import build_parser
 from mkref.serve.schema import REFUSED, CompletionRequest
 from mkref.serve.schema_chat import ChatRequest
 from mkref.serve.settings import Settings
-from tests.serve_fakes import call
+from tests.serve_fakes import call, client
 from tests.serve_live import Live, live
 from tests.tree import ROOT
 
@@ -115,3 +118,39 @@ def test_error_example_is_real() -> None:
     (shown,) = [json.loads(block) for block in blocks("json") if '"error"' in block]
     body = {"messages": [{"role": "user", "content": "hi"}], "top_p": 2}
     assert shown == call("/v1/chat/completions", body).json()
+
+
+def test_options_are_listed() -> None:
+    """Every option of `mkref serve` has its place in the table, and no other."""
+    commands = next(a for a in build_parser()._actions if isinstance(a, _SubParsersAction))
+    options = {o for a in commands.choices["serve"]._actions for o in a.option_strings}
+    rows = page().partition("## Options")[2].partition("\n\n`--exact`")[0]
+    listed = re.findall(r"`(--[a-z-]+)", rows.replace("option of `mkref serve`", ""))
+    assert options - {"-h", "--help"} == {*listed}
+
+
+def test_metrics_are_listed() -> None:
+    """Every metric is named."""
+
+    async def run() -> str:
+        async with client() as made:
+            await made.get("/health")
+            return (await made.get("/metrics")).text
+
+    names = set(re.findall(r"^# TYPE mkref_(\w+) ", asyncio.run(run()), re.M))
+    assert names == {
+        *re.findall(
+            r"`(\w+)`", page().partition("beginning with `mkref_`:")[2].partition("\n\n")[0]
+        )
+    }
+
+
+def test_error_codes_are_listed() -> None:
+    """Every code that the sources have is in the table of errors."""
+    sources = (ROOT / "mkref" / "serve").glob("*.py")
+    found = {
+        c for s in sources for c in re.findall(r'\bcode = "(\w+)"|\bcode="(\w+)"', s.read_text())
+    }
+    codes = {a or b for a, b in found} - {"client_gone"}
+    table_of_errors = page().partition("## Errors")[2].partition("## Limits")[0]
+    assert set() == codes - {*re.findall(r"`(\w+)`", table_of_errors)}

@@ -261,6 +261,8 @@ RAW: list[tuple[bytes, int, str]] = [
     (b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}", 400, "prompt"),
     (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400, "body"),
     (b'{"user": ' + b'{"a":' * 100 + b"1" + b"}" * 101, 400, "user"),
+    (b'{"prompt": "x", "stop": [' + b'"a",' * 100_001 + b'"a"]}', 400, "stop: more than"),
+    (b'{"prompt": "x", "user": {"a": [' + b"[]," * 100_001 + b"[]]}}", 400, "user: more than"),
     (b'{"prompt": "' + b"x" * 70_000 + b'"}', 413, "body"),
 ]
 

@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -215,17 +215,39 @@ def test_leaving_in_the_body(server: Server) -> None:
     assert (499, "client_gone") == (line["status"], line["error_code"])
 
 
+def test_going_down_in_the_middle(tmp_path: Path) -> None:
+    """At SIGTERM an answer that takes too long ends with an error in the usual shape, streamed or
+    not, and no bug is logged.
+    """
+    with serving(tmp_path / "log", max_context=512, drain_timeout_s=0.5) as server:
+        body = {"prompt": "a", "max_tokens": 500, "ignore_eos": True}
+        with closing(server.connect()) as streamed, closing(server.connect()) as whole:
+            streamed.sendall(request({**body, "stream": True}))
+            whole.sendall(request(body))
+            assert b"200 OK" in streamed.recv(100)
+            while server.metrics()["mkref_running"] < 2:
+                time.sleep(0.05)
+            server.process.send_signal(signal.SIGTERM)
+            events = rest(streamed)
+            assert (503, "unavailable") == error_of(rest(whole))
+        assert server.process.wait(20) in (0, -signal.SIGTERM)
+        assert b'"code": "unavailable"' in events
+        assert b"[DONE]" not in events
+        assert events.endswith(b"\r\n0\r\n\r\n")  # complete HTTP all the same
+        assert [] == [line for line in server.events() if line["level"] == "error"]
+        (closed,) = [line for line in server.events() if line["event"] == "closed"]
+        assert closed["all_answers_ended"] is False
+
+
 def test_going_down_with_such_clients(tmp_path: Path) -> None:
     """SIGTERM is obeyed soon, whoever still has a connection."""
     limits: dict[str, Any] = dict.fromkeys(("write_timeout_s", "drain_timeout_s"), LIMIT_S)
     with serving(tmp_path / "log", **limits) as server:
         stream = request({**LONG, "stream": True})
-        open_ones = []
-        for sent in (b"", HEAD, GOOD, GOOD[:-5], request(LONG), stream):
-            open_ones.append(server.connect(RCVBUF=4096))
-            open_ones[-1].sendall(sent)
-        time.sleep(0.5)
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) in (0, -signal.SIGTERM)
-        for connection in open_ones:
-            connection.close()
+        with ExitStack() as open_ones:
+            for sent in (b"", HEAD, GOOD, GOOD[:-5], request(LONG), stream):
+                connection = open_ones.enter_context(closing(server.connect(RCVBUF=4096)))
+                connection.sendall(sent)
+            time.sleep(0.5)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) in (0, -signal.SIGTERM)

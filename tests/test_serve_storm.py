@@ -98,6 +98,20 @@ def test_drawn_from_the_schema(server: Server, path: str, mode: GenerationMode) 
     assert statuses.total() >= DRAWN[mode]
 
 
+def test_schema_says_what_messages_need(server: Server) -> None:
+    """Each kind of message in the API's schema has its own fields; none needs a role alone but the
+    assistant's.
+    """
+    api = httpx.get(f"{server.url}/openapi.json").json()
+    body = api["paths"][CHAT]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    kinds = body["properties"]["messages"]["items"]
+    (kinds,) = [kinds[name] for name in ("anyOf", "oneOf") if name in kinds]
+    needed = {kind["title"]: kind["required"] for kind in kinds}
+    assert ["role"] == needed.pop("AssistantMessage")
+    assert {"SystemMessage", "UserMessage", "ToolMessage"} == needed.keys()
+    assert all("content" in names for names in needed.values())
+
+
 MEGABYTES: dict[str, tuple[str, bytes]] = {
     "a text": (TEXT, b'{"prompt": "%s"}' % (b"x" * 15_000_000)),
     "token ids": (TEXT, b'{"prompt": [%s5]}' % (b"5," * 5_000_000)),

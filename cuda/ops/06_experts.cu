@@ -18,9 +18,9 @@
 //             norm_topk        1 divides a row's scores by their sum
 // Build.      mkref.machine.nvrtc for a GPU, mkref.machine.hostcc for a CPU; tests/test_ops.py.
 //
-// The port into megakernel.cu: tasks `router`, `gate_up`, `down`, and `find_experts` in the loader.
+// The port into megakernel.cu: tasks `router`, `gate_up`, `down`, and `find_experts` in the helper.
 //   - SMs share the logits only. Each chooses the top k again for itself: a little work of one warp
-//     instead of one more wait. That warp is the loader: it must know what to fetch.
+//     instead of one more wait. That warp is the helper, which then tells the loader what to fetch.
 //   - Work goes by expert, not by row: an expert that three rows chose is read once, and all rows
 //     pass through it as the columns of an mma. `down` adds only what was chosen, in ascending id
 //     for every row. Here each row reads its own k experts.

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
 from mkref.machine import MACHINES
 
 __all__ = [
-    "add_json", "add_machine", "add_model", "add_url", "number", "token_ids", "whole", "wholes",
+    "add_json", "add_key", "add_machine", "add_model", "add_url", "name", "number", "number_up_to",
+    "token_ids", "url", "whole", "wholes",
 ]  # fmt: skip
 
 
@@ -48,6 +50,46 @@ def number(text: str) -> float:
     return value
 
 
+def number_up_to(most: float, least: float = 0.0) -> Callable[[str], float]:
+    """A type: numbers in a range."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(
+                f"{text!r}; must be a number from {least:g} to {most:g}"
+            )
+        return value
+
+    return read
+
+
+def name(text: str) -> str:
+    """A type: text that is not blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"{text!r}; must be a name")
+    return text
+
+
+def key(text: str) -> str:
+    """A type: a bearer token. It is a secret, so no message repeats it."""
+    if not text or not all("!" <= letter <= "~" for letter in text):
+        raise argparse.ArgumentTypeError("must be printable ASCII without spaces")
+    return text
+
+
+def url(text: str) -> str:
+    """A type: the address of an endpoint."""
+    from mkref.serve.client import is_url
+
+    if not is_url(text):
+        raise argparse.ArgumentTypeError(f"{text!r}; must be like {ENDPOINT}, up to and with /v1")
+    return text
+
+
 def wholes(least: int) -> Callable[[str], list[int]]:
     """A type: whole numbers from `least` up, with commas between them."""
     one = whole(least)
@@ -68,7 +110,7 @@ def token_ids(text: str) -> list[int]:
         ) from None
 
 
-def add_model(parser: argparse.ArgumentParser, **settings: Any) -> None:
+def add_model(parser: Any, **settings: Any) -> None:
     """`--model`."""
     parser.add_argument(
         "--model",
@@ -96,6 +138,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--context",
+        "--max-context",
+        dest="context",
         metavar="N",
         type=whole(2),
         help="longest prompt and answer, in tokens (default: 4096, or what the model allows)",
@@ -104,7 +148,15 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 def add_url(parser: argparse.ArgumentParser) -> None:
     """`--url`, of the endpoint that a client talks to."""
-    parser.add_argument("--url", default=ENDPOINT, help=f"default: {ENDPOINT}")
+    parser.add_argument("--url", type=url, default=ENDPOINT, help=f"default: {ENDPOINT}")
+
+
+def add_key(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--api-key`."""
+    parser.add_argument(
+        "--api-key", metavar="KEY", type=key, default=os.environ.get("MKREF_API_KEY") or None,
+        help=f"{what}; default: $MKREF_API_KEY, else nothing",
+    )  # fmt: skip
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
+CONTEXT = 8192
 NORTH = ("north", "north-mini-code")
 
 
@@ -79,8 +80,9 @@ def _add_common(parser: argparse.ArgumentParser, batch: str) -> None:
         "--batch", metavar="N,..", type=wholes(1), default=batch, help="default: %(default)s"
     )
     parser.add_argument(
-        "--context", metavar="N,..", type=wholes(4), default="8192", help="default: %(default)s"
-    )
+        "--context", metavar="N,..", type=wholes(4),
+        help=f"default: {CONTEXT}, or what the model has room for",
+    )  # fmt: skip
     parser.add_argument("--sms", metavar="K", type=whole(1, 1024), help="default: all")
     parser.add_argument("--json", metavar="FILE", help="write the record there")
 
@@ -100,6 +102,7 @@ def _check(options: argparse.Namespace, config: NorthConfig) -> None:
 
     check_target(options.json)
     most = config.max_position_embeddings
+    options.context = options.context or [min(CONTEXT, most)]
     for context in options.context:
         if context > most:
             raise RequestError(f"--context: {context} tokens; the model has {most} positions")

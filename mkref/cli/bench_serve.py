@@ -14,11 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mkref.cli.arguments import add_url, number, whole, wholes
+from mkref.cli.arguments import add_key, add_url, name, number, number_up_to, whole, wholes
 
 if TYPE_CHECKING:
     from mkref.measure.load import Job
@@ -58,11 +57,10 @@ def add_serve(kinds: Any) -> None:
     """Add `serve` to the parser of `bench`."""
     parser = kinds.add_parser("serve", help="load on an OpenAI-compatible endpoint")
     add_url(parser)
-    parser.add_argument("--model", metavar="NAME", help="default: none, which mkref takes")
     parser.add_argument(
-        "--api-key", metavar="KEY", default=os.environ.get("MKREF_API_KEY"),
-        help="default: $MKREF_API_KEY, else nothing",
-    )  # fmt: skip
+        "--model", metavar="NAME", type=name, help="default: none, which mkref takes"
+    )
+    add_key(parser, "what the endpoint wants")
     how = parser.add_mutually_exclusive_group()
     how.add_argument(
         "--concurrency", metavar="N,..", type=wholes(1), default=[1],
@@ -94,7 +92,9 @@ def add_serve(kinds: Any) -> None:
     parser.add_argument(
         "--ignore-eos", action="store_true", help="answers are as long as they may (mkref, vLLM)"
     )
-    parser.add_argument("--temperature", metavar="T", type=number, help="default: the endpoint's")
+    parser.add_argument(
+        "--temperature", metavar="T", type=number_up_to(2), help="default: the endpoint's"
+    )
     parser.add_argument(
         "--seed", metavar="S", type=whole(0, 2**32 - 1), default=0, help="of the load; default: 0"
     )

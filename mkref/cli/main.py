@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import mkref
-from mkref.cli import bench, chat, doctor, generate, plan, serve, trace
+from mkref.cli import bench, chat, doctor, generate, plan, progress, serve, trace
 from mkref.errors import MkrefError
 
 __all__ = ["build_parser", "main"]
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"mkref {mkref.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (doctor, generate, serve, chat, plan, trace, bench):
+    for group in (doctor, generate, serve, chat, plan, trace, bench, progress):
         group.add_commands(commands)
     return parser
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECKED", "add_commands", "load_plan", "save_plan"]
 
+ROWS = (8, 16, 32)
+"""Rows of a batch that a plan can have room for (`mkref.plan.build.ROW_CHOICES`)."""
 CHECKED = {
     "words": "opcodes, ranges, operands that the geometry fixes, weights inside the packed array",
     "counters": "as many arrivals as every wait asks for",
@@ -37,7 +39,10 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser("plan", help="the tasks of a decode step, operation by operation")
     add_model(parser)
     add_machine(parser)
-    parser.add_argument("--rows", type=whole(1, 8), default=1, help="of the batch; default: 1")
+    parser.add_argument(
+        "--rows", metavar="N", type=whole(1, ROWS[-1]), default=1,
+        help="rows of the batch; beyond 8 the plan has room for 16 or 32; default: 1",
+    )  # fmt: skip
     parser.add_argument(
         "--tokens", metavar="N", type=whole(1), help="in every row; default: 1024, or the context"
     )
@@ -49,6 +54,10 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("plan", nargs="?", metavar="PLAN", help="a file that `plan --out` wrote")
     add_model(parser)
     add_machine(parser)
+    parser.add_argument(
+        "--rows", metavar="8|16|32", type=int, choices=ROWS,
+        help="rows that the plan has room for; default: 8, or the file's",
+    )  # fmt: skip
     add_json(parser, "what was checked")
     parser.set_defaults(run=run_verify)
 
@@ -89,6 +98,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 def _planned(options: argparse.Namespace) -> tuple[Plan, int]:
     """The plan for a model and a number of SMs, and the longest sequence that it is for."""
+    rows = next(choice for choice in ROWS if choice >= (options.rows or 1))
     from mkref.engine.load import load_geometry, sizes_for
     from mkref.machine import default_n_sm, resolve
     from mkref.plan.build import build_plan
@@ -96,10 +106,11 @@ def _planned(options: argparse.Namespace) -> tuple[Plan, int]:
     if options.machine == "torch":
         raise MachineError("plan: machine 'torch' runs no plan; give cuda, host or interpreter")
     config = load_geometry(options.model)
-    sizes = sizes_for(config, options.context)
+    sizes = sizes_for(config, options.context, rows=rows)
     # With --sms the machine does not matter, and need not run here.
     n_sm = options.sms or default_n_sm(resolve(options.machine))
-    plan = build_plan(config, n_sm, full_pages=sizes.full_pages, sliding_pages=sizes.sliding_pages)
+    pages = {"full_pages": sizes.full_pages, "sliding_pages": sizes.sliding_pages}
+    plan = build_plan(config, n_sm, **pages, rows=rows)
     return plan, sizes.max_context
 
 
@@ -136,6 +147,19 @@ def run_plan(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_file(plan: Plan, options: argparse.Namespace) -> None:
+    """Refuse to prove of a plan what it was not made for.
+
+    Raises:
+        RequestError: names the option.
+    """
+    most = plan.config.max_position_embeddings
+    if options.context is not None and options.context > most:
+        raise RequestError(f"--context: {options.context} tokens; the model has {most} positions")
+    if options.rows not in (None, plan.rows):
+        raise RequestError(f"--rows: {options.rows}; the plan in the file has {plan.rows}")
+
+
 def run_verify(options: argparse.Namespace) -> int:
     """Check; a plan that fails is a `PlanError`."""
     from mkref.plan.verify import verify
@@ -143,6 +167,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
     if options.plan is not None:
         plan, max_context = load_plan(options.plan), options.context
+        _check_file(plan, options)
     else:
         plan, max_context = _planned(options)
     report = verify(plan, max_context)

@@ -10,7 +10,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from mkref.cli.arguments import add_machine, add_model, number, whole
+from mkref.cli.arguments import add_key, add_machine, add_model, name, number_up_to, whole
 
 if TYPE_CHECKING:
     from mkref.engine import Engine
@@ -23,35 +23,41 @@ PORT = 8000
 def add_commands(commands: Any) -> None:
     """Add `serve` to the parser."""
     parser = commands.add_parser("serve", help="an OpenAI-compatible endpoint")
-    add_model(parser)
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    add_model(what)
+    what.add_argument(
         "--geometry", choices=("north",),
         help="instead of a model: North with synthetic weights, for prompts of token ids",
     )  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this computer")
+    parser.add_argument(
+        "--host", type=name, default="127.0.0.1", help="default: 127.0.0.1, this computer"
+    )
     parser.add_argument(
         "--port", type=whole(0, 65535), default=PORT, metavar="N",
         help=f"default: {PORT}; 0 takes a free one",
     )  # fmt: skip
-    parser.add_argument(
-        "--api-key", metavar="KEY", default=os.environ.get("MKREF_API_KEY"),
-        help="what clients must send; default: $MKREF_API_KEY, else nothing",
-    )  # fmt: skip
-    parser.add_argument("--model-id", metavar="NAME", help="what clients call the model")
+    add_key(parser, "what clients must send")
+    parser.add_argument("--model-id", metavar="NAME", type=name, help="what clients call the model")
     parser.add_argument(
         "--rows", type=int, choices=(8, 16, 32), default=8, help="most rows of a step; default: 8"
     )
-    parser.add_argument(
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
         "--exact", action="store_true",
         help="prompts go through the kernel only: the same tokens alone and in any batch",
+    )  # fmt: skip
+    how.add_argument(
+        "--fast", dest="exact", action="store_false",
+        help="long prompts go through PyTorch, which is faster and rounds otherwise; the default",
     )  # fmt: skip
     parser.add_argument(
         "--max-queue", type=whole(1), default=256, metavar="N",
         help="requests that may wait; more are refused with 429; default: 256",
     )  # fmt: skip
     parser.add_argument(
-        "--request-timeout", type=number, metavar="S", help="seconds of a request; default: no end"
-    )
+        "--request-timeout", type=number_up_to(1e9, 1e-3), metavar="S",
+        help="seconds of a request; default: no end",
+    )  # fmt: skip
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info"
     )

@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from mkref.trace.summary import describe
 
     folder = os.path.dirname(options.out) or "."
-    if os.path.isdir(options.out) or not os.path.isdir(folder):
+    if not options.out or os.path.isdir(options.out) or not os.path.isdir(folder):
         raise RequestError(f"--out: {options.out!r}; must be a file in a folder that exists")
     if options.machine == "torch":
         raise MachineError("trace: machine 'torch' runs no tasks; give cuda, host or interpreter")

@@ -3,6 +3,7 @@
     check("01.1", kv_bytes)
 
 The report is the same for the same answer, so that it can stand in a notebook and be compared.
+A solved exercise is noted in the learner's own progress file (`mkref.lessons.progress_file`).
 Exercises are found, not listed: every module `mkref/lessons/lesson_NN*.py` may have a tuple
 `EXERCISES`.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import mkref.lessons
 from mkref.errors import RequestError
+from mkref.lessons.progress_note import note_exercise
 
 if TYPE_CHECKING:
     from mkref.lessons.exercise import Exercise, Results
@@ -118,6 +120,9 @@ def check(exercise_id: str, answer: Any) -> Report:
     """
     task = exercise(exercise_id)
     results, hint = task.judge(answer)
-    return Report(
+    report = Report(
         title=f"Exercise {task.id} ({task.name})", results=results, hint=hint, then=task.then
     )
+    if report.passed:
+        note_exercise(task)
+    return report

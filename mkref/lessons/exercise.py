@@ -10,6 +10,7 @@ known mistakes are recognised by what they do and get their own hint.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import re
 import textwrap
@@ -97,6 +98,12 @@ class Exercise(ABC):
     @abstractmethod
     def language(self) -> str:
         """Of `solution_text`, as Markdown names it."""
+
+    @property
+    def edition(self) -> str:
+        """A short text that is another one when something else is asked: starter, properties."""
+        asked = (self.name, self.starter, *(one.name for one in self.properties))
+        return hashlib.sha256("\0".join(asked).encode()).hexdigest()[:12]
 
     @property
     @abstractmethod

@@ -6,6 +6,8 @@ Numbers come from `bench/results/h200/ladder.json`; nothing here measures on its
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,12 +155,12 @@ def live_ladder() -> None:
     if why_no_gpu():
         print("No GPU to measure on here: the recorded numbers above stand.")
         return
-    from mkref.cli import main
-
-    main([
-        "bench", "ladder", "--geometry", "nano", "--batch", "1", "--context", "512",
-        "--rounds", "4",
-    ])  # fmt: skip
+    command = [
+        sys.executable, "-m", "mkref", "bench", "ladder", "--geometry", "nano", "--batch", "1",
+        "--context", "512", "--rounds", "4",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    print(done.stdout + done.stderr, end="")
 
 
 # ---- exercise 02.1: an ordinary kernel -----------------------------------------------------------

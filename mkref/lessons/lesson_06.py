@@ -37,9 +37,9 @@ def route(logits: Sequence[float], k: int, norm: bool) -> list[Pair]:
     The k largest logits are chosen; of equal ones the lower expert. The score of an expert is
     1 / (1 + e^-x) of its logit x. If `norm`, the k scores are divided by their sum.
     """
+    # BEGIN SOLUTION
     from math import exp
 
-    # BEGIN SOLUTION
     ranked = sorted(range(len(logits)), key=lambda e: (-logits[e], e))
     chosen = sorted(ranked[:k])
     scores = [1 / (1 + exp(-logits[e])) for e in chosen]

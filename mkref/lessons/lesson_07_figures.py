@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
-from mkref.lessons.lesson_07 import PROMPT, RECORD, kept_by_top_p, probabilities, tokenizer
+from mkref.lessons.lesson_07 import RECORD
+from mkref.lessons.lesson_07_model import PROMPT, kept_by_top_p, probabilities, tokenizer
 from mkref.lessons.recorded import recorded_trace
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import GRID, INK, OUTLINE, style_of

@@ -35,9 +35,9 @@ def fixed_sum(x: Floats, n_sm: int) -> np.float32:
     c % n_sm. Within a chunk: first half plus second half, value by value, until one value is left.
     The sums of the chunks are then added one after another, chunk 0 first.
     """
+    # BEGIN SOLUTION
     import numpy as np
 
-    # BEGIN SOLUTION
     n_chunks = -(-len(x) // 128)
     padded = np.zeros(128 * n_chunks, np.float32)
     padded[: len(x)] = x
@@ -64,9 +64,9 @@ def verdict(ours: Floats, theirs: Floats, spread: float, tie: float) -> str:
     "same":     both have the same best token.
     "near-tie": they have not, but in `ours` their best token is at most `tie` below our own.
     """
+    # BEGIN SOLUTION
     import numpy as np
 
-    # BEGIN SOLUTION
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
         return "wrong"
     if not np.sqrt(np.mean((ours - theirs) ** 2)) <= spread:
@@ -371,6 +371,7 @@ EXERCISES = (
         solution=verdict,
         properties=tuple(_verdict_trial(*case) for case in VERDICTS),
         mistakes=_VERDICT_MISTAKES,
-        then="Now read `run_oracle` of bench/agreement.py: where is it less strict than you?",
+        then="Now read `run_oracle` and `tie` of bench/agreement.py: what do they let pass that you "
+        "do not, and what do they ask for first?",
     ),
 )

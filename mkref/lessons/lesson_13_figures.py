@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from mkref.lessons.lanes import Look, Span, lanes_figure
 from mkref.lessons.lesson_13 import bits_of, fixed_sum, numbers, per_sm
-from mkref.lessons.lesson_13_runs import NearTie, all_gaps
+from mkref.lessons.lesson_13_ties import NearTie, all_gaps
 from mkref.reference.mma import OUT_BITS, F
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import GRID, INK, OUTLINE
@@ -76,9 +77,8 @@ def mma_figure(powers: Sequence[int] = (0, 3, 24, 25, 26, 27)) -> Figure:
     svg = Svg(760, 120 + 28 * rows, sentence)
     svg.text(16, 26, "One mma: terms are cut before they are added", size=16, bold=True)
     for k in range(29):
-        x = left + k * step
-        inside = k <= F
-        color = "#ffffff" if inside else svg.fill(GREY, "diagonal")
+        x = float(left + k * step)
+        color = "#ffffff" if k <= F else svg.fill(GREY, "diagonal")
         for at in range(rows):
             svg.rect(x, 62 + 28 * at, step - 2, 18, color, stroke=GRID)
         if (k % 4 == 0 and k + 1 != F) or k == F:
@@ -92,16 +92,16 @@ def mma_figure(powers: Sequence[int] = (0, 3, 24, 25, 26, 27)) -> Figure:
     y = 66 + 28 * rows
     svg.rect(left, y, OUT_BITS * step - 2, 10, GREEN, stroke=OUTLINE)
     svg.text(16, y + 10, "kept of the sum")
-    at = 16.0
+    x = 16.0
     for says, fill in (
         ("added", SKY),
         ("cut to nothing", svg.fill(ORANGE, "cross")),
         ("below the cut", svg.fill(GREY, "diagonal")),
         (f"{OUT_BITS} bits of the result", GREEN),
     ):
-        svg.rect(at, y + 26, 14, 12, fill, stroke=OUTLINE)
-        svg.text(at + 20, y + 37, says)
-        at += 50 + 7.2 * len(says)
+        svg.rect(x, y + 26, 14, 12, fill, stroke=OUTLINE)
+        svg.text(x + 20, y + 37, says)
+        x += 50 + 7.2 * len(says)
     table = Table(
         ("term", "added"),
         tuple((f"2^-{p}" if p else "1", "as it is" if p <= F else "not at all") for p in powers),
@@ -115,21 +115,23 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
     edges = [2.0**k for k in range(-11, 5)]
     counts, _ = np.histogram(gaps, edges)
     close = int((gaps <= tie).sum())
-    beyond = sum(one.gap > tie for one in ties)
+    beyond = [one for one in ties if one.gap > tie]
+    routed = sum(bool(one.layers) for one in beyond)
     sentence = (
         f"How far the second best token was below the best, {len(gaps):,} tokens of nano "
         f"[measured]: {close} have a gap of at most {tie}; PyTorch in float32 chose another token "
-        f"at {len(ties)} places, at {beyond} of them one that was further below."
+        f"at {len(ties)} places, at {len(beyond)} of them one that was further below; "
+        f"{routed} of these had got other experts."
     )
     svg, left, width, base = Svg(760, 324, sentence), 40, 44, 210
     svg.text(16, 26, "How sure was the kernel?", size=16, bold=True)
 
     def place(gap: float) -> float:
-        return left + width * (np.log2(gap) + 11)
+        return left + width * (math.log2(gap) + 11)
 
     for k, count in enumerate(counts.tolist()):
         height = 150 * count / max(counts)
-        x = left + width * k
+        x = float(left + width * k)
         svg.rect(x + 1, base - height, width - 2, height, SKY, stroke=OUTLINE)
         svg.text(x + width / 2, base - height - 4, str(count), anchor="middle", size=11)
     for k in range(-10, 5, 2):
@@ -146,11 +148,19 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
             x, base + 50 + 14 * (number % 2), f"{one.prompt}/{one.token}", anchor="middle", size=11
         )
     svg.text(16, base + 86, "bars: number of tokens by gap between the two best")
-    svg.text(16, base + 104, "triangles: prompt/token where PyTorch chose another, by its gap")
+    svg.text(
+        16, base + 104, "triangles: prompt/token where PyTorch chose another, by how far it is below"
+    )
     rows = [
         (f"{a:.4g} to {2 * a:.4g}", str(n)) for a, n in zip(edges, counts.tolist(), strict=False)
     ]
-    rows += [(f"prompt {t.prompt}, token {t.token}", f"gap {t.gap:.3f}") for t in ties]
+    rows += [
+        (
+            f"prompt {t.prompt}, token {t.token}",
+            f"gap {t.gap:.3f}, {'other' if t.layers else 'same'} experts",
+        )
+        for t in ties
+    ]
     return Figure(svg.render(), sentence, Table(("gap", "tokens"), tuple(rows)))
 
 

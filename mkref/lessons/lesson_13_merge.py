@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
 from mkref.lessons.exercise import Property, WrongAnswerError
-from mkref.lessons.steps import _interpret, _launch
+from mkref.lessons.steps import interpret, launch
 from mkref.lessons.whole import LESSON_CONFIG
 from mkref.plan.buffers import BUFFERS
 from mkref.plan.memory import Buffers, allocate
@@ -91,7 +91,7 @@ def _merged(
     part = _part(n_sm)
     buffers = _memory(part, lengths, seeds)
     own = {name: program.array(array) for name, array in buffers.items() if name in BUFFERS}
-    _launch(program, part, own, len(lengths), 0, where)
+    launch(program, part, own, len(lengths), 0, where)
     return _rows(own, len(lengths))
 
 
@@ -102,7 +102,7 @@ def _rows(buffers: Buffers, rows: int) -> Words:
 
 def _right(part: Plan, lengths: Sequence[int], seeds: Sequence[int]) -> Words:
     buffers = _memory(part, lengths, seeds)
-    _interpret(part, buffers, len(lengths))
+    interpret(part, buffers, len(lengths))
     return _rows(buffers, len(lengths))
 
 

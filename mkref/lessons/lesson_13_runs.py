@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,19 +19,9 @@ from mkref.machine.launch import Launch
 from mkref.reference.mma import mma
 from mkref.reference.scalars import to_bf16
 
-__all__ = [
-    "NEIGHBOURS",
-    "PROMPT",
-    "LaunchSeen",
-    "NearTie",
-    "agreement",
-    "all_gaps",
-    "answer",
-    "differing",
-    "digest",
-]
-__all__ += ["full_size", "gpu_answer", "gpu_records", "launches", "near_ties", "page_bits"]
-__all__ += ["probe", "recorded_digest", "small_terms", "torch_in_company"]
+__all__ = ["NEIGHBOURS", "PROMPT", "LaunchSeen", "Logits", "agreement", "answer", "differing"]
+__all__ += ["digest", "full_size", "gpu_answer", "gpu_records", "launches", "nano_weights"]
+__all__ += ["page_bits", "probe", "recorded_digest", "sequence", "small_terms", "torch_in_company"]
 
 PROMPT = 40
 """Number of the prompt that the lesson follows; it has 31 tokens."""
@@ -112,7 +102,7 @@ def gpu_records() -> list[str]:
 
 
 @cache
-def _nano() -> tuple[Any, Any]:
+def nano_weights() -> tuple[Any, Any]:
     """The weights of nano, and PyTorch's model of them in float32."""
     import torch
 
@@ -124,7 +114,7 @@ def _nano() -> tuple[Any, Any]:
     return weights, Reference(weights.config, weights, dtype=torch.float32)
 
 
-def _sequence(prompt: int, tokens: int) -> list[int]:
+def sequence(prompt: int, tokens: int) -> list[int]:
     """A recorded prompt and the first tokens of its answer."""
     kernel = agreement()["kernel"]
     return [*kernel["prompt_ids"][prompt], *kernel["token_ids"][prompt][:tokens]]
@@ -138,9 +128,9 @@ def torch_in_company(rows: int = 8, length: int = 64) -> tuple[int, int]:
     """
     import torch
 
-    reference = _nano()[1]
+    reference = nano_weights()[1]
     with torch.no_grad():
-        batch = torch.tensor([_sequence(i, 64)[:length] for i in range(rows)])
+        batch = torch.tensor([sequence(i, 64)[:length] for i in range(rows)])
         alone = reference.forward(batch[:1], last_only=True)[0, -1].numpy()
         first = reference.forward(batch, last_only=True)[0, -1].numpy()
     return differing(alone[None], first[None]), int(alone.size)
@@ -156,10 +146,10 @@ def page_bits(rows: int, length: int = 66) -> npt.NDArray[np.uint16]:
     from mkref.machine.base import KernelMachine, StepInputs
     from mkref.plan import build_plan
 
-    tokens = np.array(_sequence(PROMPT, 64)[:length], np.int32)
+    tokens = np.array(sequence(PROMPT, 64)[:length], np.int32)
     machine = create("host")
     assert isinstance(machine, KernelMachine)
-    weights = _nano()[0]
+    weights = nano_weights()[0]
     machine.load(build_plan(weights.config, 2, full_pages=2, sliding_pages=2), weights, 128)
     table = np.tile(np.arange(2, dtype=np.int32), (2, rows, 1))
     for at in range(0, length, rows):
@@ -168,112 +158,6 @@ def page_bits(rows: int, length: int = 66) -> npt.NDArray[np.uint16]:
     pool = np.asarray(machine.read("kv"))
     machine.close()
     return pool
-
-
-@dataclass(frozen=True)
-class NearTie:
-    """A token that the kernel and PyTorch in float32 choose differently.
-
-    Attributes:
-        prompt, token: where, as the record counts.
-        ours, theirs: the two tokens as text.
-        gap: how far theirs is below ours, in the kernel's logits.
-        recorded: the gap in the record, which is that between the kernel's two best tokens.
-        rms: root mean square of the differences of all logits of that token.
-        layers: in which PyTorch's router took other experts for this token than it does with the
-            kernel's roundings.
-        margin: how far the last expert taken was ahead of the next, in the first of these layers.
-        rows: the logits, of the kernel and of PyTorch.
-    """
-
-    prompt: int
-    token: int
-    ours: str
-    theirs: str
-    gap: float
-    recorded: float
-    rms: float
-    layers: tuple[int, ...]
-    margin: float
-    rows: tuple[Logits, Logits] = field(repr=False)
-
-    def __str__(self) -> str:
-        where = f"prompt {self.prompt}, token {self.token}"
-        routed = "same experts"
-        if self.layers:
-            layers = ", ".join(map(str, self.layers))
-            routed = f"other experts in layer {layers}; margin {self.margin:.4f}"
-        return (
-            f"{where:20} {self.ours!r:9} {self.theirs!r:10} gap {self.gap:.3f}, rms {self.rms:.2f}"
-            f"\n    {routed}"
-        )
-
-
-def near_ties() -> list[NearTie]:
-    """The recorded places, computed again: by the kernel on this CPU, and by PyTorch."""
-    import torch
-
-    from mkref.engine import Engine
-
-    places = agreement()["machines"]["torch"]["near_ties"]
-    fed = [_sequence(p["prompt"], p["token"]) for p in places]
-    with Engine.load("nano", "host", 1, max_context=MAX_CONTEXT) as engine:
-        done = engine.generate_batch(fed, max_tokens=1, ignore_eos=True, return_logits=True)
-        assert engine.tokenizer is not None
-        text = engine.tokenizer.decode
-    found = []
-    for place, tokens, one in zip(places, fed, done, strict=True):
-        ours = np.asarray(one.logits)[0]
-        with torch.no_grad():
-            theirs = _nano()[1].forward(torch.tensor([tokens]), last_only=True)[0, -1].numpy()
-        a, b = int(ours.argmax()), int(theirs.argmax())
-        rms = float(np.sqrt(np.mean((ours - theirs) ** 2)))
-        layers, margin = _other_experts(tokens)
-        found.append(
-            NearTie(
-                place["prompt"], place["token"], text([a]), text([b]),
-                float(ours[a] - ours[b]), place["gap"], rms, layers, margin, (ours, theirs),
-            )
-        )  # fmt: skip
-    return found
-
-
-def _other_experts(tokens: list[int]) -> tuple[tuple[int, ...], float]:
-    """Layers in which float32 and the contract's roundings take other experts for the last token,
-    and the margin of the first of them."""
-    import torch
-
-    from mkref.reference.model import Reference
-
-    weights, k = _nano()[0], _nano()[0].config.num_experts_per_tok
-
-    def routers(**settings: Any) -> dict[int, Any]:
-        seen: dict[int, Any] = {}
-
-        def probe(name: str, value: torch.Tensor) -> None:
-            if name.endswith("router"):
-                seen[int(name.split(".")[1])] = value.reshape(-1, value.shape[-1])[-1].clone()
-
-        with torch.no_grad():
-            reference = Reference(weights.config, weights, probe=probe, **settings)
-            reference.forward(torch.tensor([tokens]), last_only=True)
-        return seen
-
-    exact, rounded = routers(dtype=torch.float32), routers(numerics="contract")
-    layers = tuple(
-        layer
-        for layer in sorted(exact)
-        if {*exact[layer].topk(k).indices.tolist()} != {*rounded[layer].topk(k).indices.tolist()}
-    )
-    if not layers:
-        return (), 0.0
-    ordered = exact[layers[0]].sort(descending=True).values
-    return layers, float(ordered[k - 1] - ordered[k])
-
-
-def all_gaps() -> npt.NDArray[np.float64]:
-    """Of all recorded tokens: how far the second best was below the best."""
-    return np.concatenate([np.asarray(row) for row in agreement()["kernel"]["gaps"]])
 
 
 def full_size() -> list[str]:
@@ -320,13 +204,25 @@ def small_terms(powers: Sequence[int] = (23, 24, 25, 26, 27)) -> list[tuple[int,
     return rows
 
 
+OPERANDS = {
+    "gauss": "near 1",
+    "wide": "spread over 12 powers of two",
+    "wider": "spread over 28",
+    "edge": "spread over 140, with subnormal ones and sums that overflow",
+}
+"""Kinds of operands of bench/probe_mma.py."""
+
+
 def probe() -> list[str]:
     """How many outputs of an H200 had the bits of the best models of an mma."""
     import json
 
     path = CHECKOUT / "bench" / "results" / "h200" / "mma_probe.json"
     record = json.loads(path.read_text(encoding="utf-8"))
-    lines = []
+    where = record.get("provenance", record)  # the first records had the name of the GPU only
+    kinds = record["ranking"][0][1]
+    lines = [f"{where['gpu']}, {where.get('date', 'no date kept')[:12]}; operands:"]
+    lines += [f"    {kind:6} {says}" for kind, says in OPERANDS.items() if kind in kinds]
     for name, shares in record["ranking"][:5]:
         each = ", ".join(f"{kind} {share:.2%}" for kind, share in shares.items())
         lines.append(f"{name:40} {each} [measured]")

@@ -34,8 +34,9 @@ def next_rows(running: Sequence[int], waiting: Sequence[int], rows: int) -> list
 
     `running` and `waiting` have a number for each request, in order of arrival: tokens of
     its prompt that must go in before the one from which its next token is drawn. So who
-    generates has 0, and a prompt of 12 tokens has 11. The result is a list: rows of those
-    who run, then rows of those who begin; whoever is not in the list waits on.
+    generates has 0, and a prompt of 12 tokens has 11. The step has `rows` rows, and never
+    fewer than requests that run. The result is a list: rows of those who run, then rows of
+    those who begin; whoever is not in the list waits on.
     """
     # BEGIN SOLUTION
     ahead = [*running, *waiting][:rows]  # whoever waits begins, in order, while there is a row

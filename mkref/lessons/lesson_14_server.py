@@ -10,10 +10,8 @@ What it does not do: anything that `mkref serve` does not do, which calls the sa
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 import time
-import urllib.request
 from typing import TYPE_CHECKING
 
 from mkref.errors import MkrefError
@@ -36,6 +34,7 @@ class LessonServer:
     """A server that runs; made by `start_server`.
 
     Attributes:
+        root: its address, below which lie /health and /metrics.
         url: of its /v1, what clients call `base_url`.
     """
 
@@ -46,8 +45,8 @@ class LessonServer:
         self._socket = open_socket("127.0.0.1", 0)
         self._server = make_server(create_app(self._service, settings), settings)
         self._thread = threading.Thread(target=self._run, name="lesson-server", daemon=True)
-        self._root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.url = f"{self._root}/v1"
+        self.root = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.url = f"{self.root}/v1"
         self._thread.start()
         end = time.monotonic() + PATIENCE_S
         while not self._server.started:
@@ -63,18 +62,6 @@ class LessonServer:
     def stats(self) -> Stats:
         """What the service behind it has done."""
         return self._service.stats()
-
-    def read(self, path: str) -> str:
-        """The text at a path such as "/metrics"; like curl, past any proxy of this network."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(self._root + path, timeout=PATIENCE_S) as answer:
-            text: str = answer.read().decode()
-        return text
-
-    def metrics(self, pattern: str) -> list[str]:
-        """Lines of /metrics whose names match, without comments."""
-        lines = self.read("/metrics").splitlines()
-        return [line for line in lines if re.match(pattern, line)]
 
     def stop(self) -> None:
         """Let answers that run come to their end, close everything. Can be called again."""

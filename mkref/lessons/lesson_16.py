@@ -1,40 +1,29 @@
-"""Lesson 16: a port of an operation that the kernel does not have, and its entry in the plan.
+"""Lesson 16: a port of an operation that the kernel does not have, run and compared.
 
 The shared expert is a diff, `mkref/lessons/cuda/16_shared_expert.diff`, on private copies of what
-it changes (`mkref.lessons.port`). Here it is run and compared with the oracle; the exercise is the
-plan's part of it. Those in CUDA are in `lesson_16_cuda`.
+it changes (`mkref.lessons.port`). Exercises: the ordinary kernels and the task's body are in
+`lesson_16_cuda`, its entry in the plan in `lesson_16_plan`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from mkref.errors import PlanError
-from mkref.lessons.exercise import (
-    EMPTY,
-    Answer,
-    Mistake,
-    Property,
-    PythonExercise,
-    WrongAnswerError,
-)
 from mkref.lessons.lesson_16_oracle import model_logits
 from mkref.lessons.port import Port
-from mkref.plan.task import NO_COUNTER, Flag, Op
 
-if TYPE_CHECKING:
-    from mkref.plan.task import Task
-
-__all__ = ["DIFF", "EXERCISES", "TOLERANCE", "Run", "first_violation", "run_step", "shared_port"]
-__all__ += ["with_shared"]
+__all__ = ["DIFF", "NEW", "TOLERANCE", "Run", "on_gpu", "refused", "run_step", "shared_port"]
+__all__ += ["violation"]
 
 DIFF = "16_shared_expert.diff"
 NEW = ("SHARED_UP", "SHARED_DOWN")
+"""Operations of the port."""
 TOLERANCE = 0.06
 """Of a logit. A value that is rounded to bfloat16 is off by up to 1/512 of itself, and some twenty
 are rounded one after another in each of five layers. Errors that add like noise make
@@ -108,273 +97,35 @@ def _buffers(machine: Any, rows: int) -> list[bytes]:
     return [part.tobytes() for part in [*parts, machine.read("x")[:, :rows]]]
 
 
-def with_shared(
-    tasks: Sequence[Task],
-    sm: int,
-    n_sm: int,
-    up: Task,
-    down: Task,
-    n_up: int,
-    n_down: int,
-    counters: Mapping[str, int],
-) -> list[Task]:
-    """The tasks of one layer on SM `sm` of `n_sm`, with those of the shared expert among them.
+def violation(plan: Any, port: Port | None = None) -> str:
+    """The first sentence of a port's verifier, or "" if it proves the plan.
 
-    `tasks` is the SM's list without them, in order. `up` (SHARED_UP) and `down` (SHARED_DOWN) know
-    their weights; give them their share (`first`, `count`), the counter that they wait for (`wait`)
-    and the one at which they arrive (`signal`), with `dataclasses.replace`, and put each in its
-    place. SHARED_UP has `n_up` granules on all SMs together, SHARED_DOWN `n_down` row blocks, as
-    many as O_PROJ and DOWN. An SM that has no share gets no task: a task has a `count` of at least
-    1. `counters` has the numbers of the counters "x", "qkv", "attention", "merge", "h" and
-    "h_shared" of this layer; as many arrivals as there are signals are waited for.
+    Args:
+        plan: made by the port.
+        port: default: that of the shared expert.
     """
-    # BEGIN SOLUTION
-    from dataclasses import replace
-
-    from mkref.plan import Op
-    from mkref.plan.share import share
-
-    begin, end = share(n_up, n_sm, sm)
-    up = replace(up, first=begin, count=end - begin)
-    up = replace(up, wait=counters["x"], signal=counters["h_shared"])
-    begin, end = share(n_down, n_sm, sm)  # as O_PROJ and DOWN: x_mid stays on this SM
-    down = replace(down, first=begin, count=end - begin, wait=counters["h_shared"])
-    out = []
-    for task in tasks:
-        if task.op == Op.ATTENTION and up.count:  # while others still compute their q
-            out.append(up)
-        if task.op == Op.DOWN and down.count:
-            out.append(down)
-        out.append(task)
-    return out
-    # END SOLUTION
-
-
-# ---- 16.3
-
-
-def _entered(answer: Answer, n_sm: int) -> Any:
-    """The port's plan with the answer's tasks in the place of its own."""
-    port = shared_port()
-    plan, build = port.module("lessons.steps").lesson_plan(n_sm), port.module("plan.build")
-    row_blocks, kinds = port.module("plan.effects").row_blocks, port.module("plan").Op
-    names = [counter.name for counter in plan.counters]
-    lists: list[list[Any]] = [[] for _ in range(n_sm)]
-    models = {(t.op, t.layer): t for _, _, t in plan if kinds(t.op).name in NEW}
-    for layer in range(plan.config.num_hidden_layers + 1):
-        given = {
-            name: names.index(f"{name}{layer}") for name in COUNTERS if f"{name}{layer}" in names
-        }
-        given["x"] = names.index("x0" if not layer else f"out{layer - 1}")
-        for sm, tasks in enumerate(plan.tasks):
-            old = [t for t in tasks if t.layer == layer and kinds(t.op).name not in NEW]
-            if (kinds.SHARED_UP, layer) not in models:
-                lists[sm] += old
-                continue
-            up, down = (
-                replace(models[kinds[name], layer], first=0, count=0, **NOWHERE) for name in NEW
-            )
-            sizes = (row_blocks(plan.config, task.op) for task in (up, down))
-            new = answer([*old], sm, n_sm, up, down, *sizes, dict(given))
-            lists[sm] += _tasks(new, type(up), f"SM {sm} of {n_sm}, layer {layer}", old)
-    return _counted(plan, lists, build)
-
-
-COUNTERS = ("qkv", "attention", "merge", "h", "h_shared")
-NOWHERE = {"wait": NO_COUNTER, "wait_count": 0, "signal": NO_COUNTER}
-
-
-def _tasks(given: Any, kind: type, where: str, old: Sequence[Any]) -> list[Any]:
-    if given is None:
-        raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not isinstance(given, list | tuple) or not all(isinstance(task, kind) for task in given):
-        raise WrongAnswerError(f"{where}: it returns {given!r:.60}, which is no list of tasks")
-    if [task for task in given if task.op <= Op.SAMPLE] != [*old]:
-        raise WrongAnswerError(f"{where}: the tasks that were there are changed, or in other order")
-    return [*given]
-
-
-def _counted(plan: Any, lists: Sequence[Sequence[Any]], build: Any) -> Any:
-    """The plan with these lists: arrivals counted, flags of what is last set anew."""
-    last = ~(Flag.RELEASE | Flag.LAST_OF_LAYER)
-    lists = [build._mark_last([replace(t, flags=t.flags & last) for t in ts]) for ts in lists]
-    signals = [task.signal for tasks in lists for task in tasks]
-    arrivals = [signals.count(number) for number in range(len(plan.counters))]
-
-    def aim(task: Any) -> Any:
-        good = 0 <= task.wait < len(arrivals)
-        return replace(task, wait_count=arrivals[task.wait] if good else 0)
-
-    counters = (replace(c, target=n) for c, n in zip(plan.counters, arrivals, strict=True))
-    return replace(
-        plan, tasks=tuple(tuple(map(aim, tasks)) for tasks in lists), counters=tuple(counters)
-    )
-
-
-@cache
-def first_violation(plan: Any) -> str:
-    """The first sentence of the port's verifier, or "" if it proves the plan."""
     try:
-        shared_port().module("plan.verify").verify(plan, CONTEXT)
+        (port or shared_port()).module("plan.verify").verify(plan, CONTEXT)
     except PlanError as error:
         return str(error).removeprefix("plan: ").splitlines()[0]
     return ""
 
 
-def _proved(*sizes: int) -> Callable[[Answer], None]:
-    def trial(answer: Answer) -> None:
-        for n_sm in sizes:
-            if wrong := first_violation(_entered(answer, n_sm)):
-                raise WrongAnswerError(f"{n_sm} SM{'s' * (n_sm > 1)}, the verifier says: {wrong}")
-
-    return trial
-
-
-def _new_tasks(plan: Any) -> list[tuple[int, int, Any, str]]:
-    """SM, place in its list, task and operation of what is new."""
-    kinds = shared_port().module("plan").Op
-    return [(sm, i, t, kinds(t.op).name) for sm, i, t in plan if kinds(t.op).name in NEW]
+def refused() -> str:
+    """What the verifier says of the port if its model has not learnt of tasks that add in place."""
+    diff = shared_port().diff
+    parts = re.split(r"(?=^diff --git )", diff, flags=re.MULTILINE)
+    rest = "".join(part for part in parts if "plan/hazards.py" not in part.partition("\n")[0])
+    port = Port(rest, "port_without_model")
+    said = violation(port.module("lessons.steps").lesson_plan(2), port)
+    return said.replace(": reads", ":\n  reads").replace(" without", "\n  without")
 
 
-def _no_longer(answer: Answer) -> None:
-    """SHARED_UP waits for what it reads and for nothing that comes later; nor does SHARED_DOWN."""
-    plan = _entered(answer, 3)
-    if not _new_tasks(plan):
-        raise WrongAnswerError("3 SMs: there is no new task")
-    for sm, _, task, name in _new_tasks(plan):
-        waits = plan.counters[task.wait].name if task.wait != NO_COUNTER else "nothing"
-        x = "x0" if not task.layer else f"out{task.layer - 1}"
-        late = waits != x if name == "SHARED_UP" else waits == f"h{task.layer}"
-        if late:
-            needs = x if name == "SHARED_UP" else f"h_shared{task.layer}"
-            raise WrongAnswerError(
-                f"SM {sm}: {name} of layer {task.layer} waits for {waits!r}; what it reads is "
-                f"there when {needs!r} is full"
-            )
+def on_gpu(n_sm: int = 4, rows: int = 3) -> str:
+    """The same on a GPU, if there is one; in words."""
+    from mkref.machine.kernels import usable_gpu
 
-
-def _early(answer: Answer) -> None:
-    """SHARED_UP stands where its SM would wait for the others' q."""
-    plan = _entered(answer, 3)
-    places = [(sm, at, task) for sm, at, task, name in _new_tasks(plan) if name == "SHARED_UP"]
-    if not places:
-        raise WrongAnswerError("3 SMs: there is no SHARED_UP")
-    for sm, at, task in places:
-        before = [t.op for t in plan.tasks[sm][:at] if t.layer == task.layer]
-        if Op.ATTENTION in before or Op.QKV not in before:
-            side = "behind ATTENTION" if Op.ATTENTION in before else "before QKV"
-            raise WrongAnswerError(f"SM {sm}: SHARED_UP of layer {task.layer} stands {side}")
-
-
-def _same_bits(answer: Answer) -> None:
-    plan = _entered(answer, 4)
-    if first_violation(plan):
-        raise WrongAnswerError("4 SMs: not run, since it is not proved")
-    shared_port().module("lessons.steps").same_step(plan, orders=(1,), rows=2)
-
-
-def _wrong(
-    *, up: Mapping[str, str] | None = None, down: Mapping[str, str] | None = None,
-    up_before: Op = Op.ATTENTION, down_before: Op | None = Op.DOWN, turned: bool = False,
-    all_up: bool = False, idle: bool = False,
-) -> Answer:  # fmt: skip
-    """The solution with other counters, places or shares."""
-    waits_up = {"wait": "x", "signal": "h_shared", **(up or {})}
-    waits_down = {"wait": "h_shared", **(down or {})}
-
-    def answer(
-        tasks: Sequence[Task], sm: int, n_sm: int, up: Task, down: Task, n_up: int, n_down: int,
-        counters: Mapping[str, int],
-    ) -> list[Task]:  # fmt: skip
-        from mkref.plan.share import share
-
-        begin, end = (0, n_up) if all_up else share(n_up, n_sm, sm)
-        first, last = share(n_down, n_sm, n_sm - 1 - sm if turned else sm)
-        known = {**counters, "": NO_COUNTER}
-        words = ({k: known[v] for k, v in one.items()} for one in (waits_up, waits_down))
-        one = replace(up, first=begin, count=end - begin, **next(words))
-        two = replace(down, first=first, count=last - first, **next(words))
-        out: list[Task] = []
-        for task in tasks:
-            new = [(up_before, one), (down_before, two)]
-            out += [t for op, t in new if op == task.op and (t.count or idle) and t not in out] + [
-                task
-            ]
-        return [*out, *([two] if down_before is None and (two.count or idle) else [])]
-
-    return answer
-
-
-EXERCISES = (
-    PythonExercise(
-        id="16.3",
-        solution=with_shared,
-        properties=(
-            Property("the verifier proves the plan for one SM", _proved(1)),
-            Property("and for 2, 4 and 7 SMs", _proved(2, 4, 7)),
-            Property("no wait is longer than it must be", _no_longer),
-            Property("SHARED_UP fills the wait for q", _early),
-            Property("a step has the same bits", _same_bits),
-        ),
-        mistakes=(
-            Mistake(
-                lambda tasks, *_: tasks,
-                "the list comes back as it was. Two tasks must be put into it.",
-            ),
-            Mistake(
-                _wrong(down={"wait": ""}, up_before=Op.O_PROJ),
-                "SHARED_UP stands late, and SHARED_DOWN waits for nothing: it reads h_shared of "
-                "*all* SMs. Which counter says that all of it is there?",
-            ),
-            Mistake(
-                _wrong(up={"wait": ""}),
-                "SHARED_UP reads x, which the DOWN of other SMs has written. For which counter do "
-                "QKV and GATE_UP wait?",
-            ),
-            Mistake(
-                _wrong(up={"signal": ""}),
-                "nobody is told that h_shared is there. Who writes it must signal it.",
-            ),
-            Mistake(
-                _wrong(up={"wait": "merge"}),
-                "it waits for tasks that stand behind it in the same list, and so for ever. What "
-                "does SHARED_UP read, and since when is that there?",
-            ),
-            Mistake(
-                _wrong(down={"wait": "h"}),
-                "that works, but `h` is of the routed experts, and comes last of all. What does "
-                "SHARED_DOWN read?",
-            ),
-            Mistake(
-                _wrong(down_before=Op.O_PROJ),
-                "SHARED_DOWN adds to x_mid. Which task makes x_mid in the first place?",
-            ),
-            Mistake(
-                _wrong(down_before=None),
-                "DOWN has read x_mid by then, and the next x lacks the shared expert. SHARED_DOWN "
-                "must come before it.",
-            ),
-            Mistake(
-                _wrong(turned=True),
-                "these rows of x_mid are another SM's: its O_PROJ writes them, its DOWN reads "
-                "them, and no counter orders them and this task. Which rows does this SM have in "
-                "O_PROJ?",
-            ),
-            Mistake(
-                _wrong(all_up=True),
-                "every SM computes all granules. Divide them, with share.",
-            ),
-            Mistake(
-                _wrong(idle=True),
-                "with seven SMs, some have no share of six. Leave their task out: it would read "
-                "nothing and tell nothing that others do not.",
-            ),
-            Mistake(
-                _wrong(up_before=Op.MERGE),
-                "it is right there, and of little use. Where in the list does every SM wait for "
-                "something that all others still compute?",
-            ),
-        ),
-        then="Now leave out the wait of SHARED_DOWN, and ask again. Why does the verifier agree?",
-    ),
-)
+    if not usable_gpu():
+        return "no GPU here: the port was run on the CPU only"
+    run = run_step(n_sm, rows, machine="cuda")
+    return f"on the GPU: same bits {run.same_bits}, off by {run.off:.3f} [measured here]"

@@ -156,11 +156,11 @@ def _task(rows: int, n_sm: int, *, layer: int = 1, seed: int = 0) -> Callable[[P
         for part, buffers in steps._parts(n_sm, rows, seed):
             task = next(task for tasks in part.tasks for task in tasks if task.count)
             if (task.op, task.layer) != (kinds.SHARED_DOWN, layer):
-                steps._interpret(part, buffers, rows)
+                steps.interpret(part, buffers, rows)
                 continue
             own = {n: program.array(a) for n, a in buffers.items() if n in steps.BUFFERS}
-            steps._launch(program, part, own, rows, seed, where)
-            steps._interpret(part, buffers, rows)
+            steps.launch(program, part, own, rows, seed, where)
+            steps.interpret(part, buffers, rows)
             same(buffers["x_mid"], own["x_mid"], where, "x_mid")
             for name in sorted(own.keys() - steps.NOT_COMPARED):
                 same(buffers[name], own[name], f"{where} (it does not write this)", name)
@@ -182,7 +182,7 @@ def _step(rows: int, n_sm: int, *, seed: int = 0) -> Callable[[Program], None]:
         own = {n: program.array(a) for n, a in right.buffers.items() if n in steps.BUFFERS}
         right.run(rows, 0)
         try:
-            steps._launch(program, plan, own, rows, seed, where)
+            steps.launch(program, plan, own, rows, seed, where)
         except WrongAnswerError as error:
             if "wait code 5" not in str(error):
                 raise

@@ -18,19 +18,19 @@ from mkref.widgets.hardware import BANDWIDTHS
 from mkref.widgets.palette import INK, OUTLINE, style_of
 from mkref.widgets.svg import Svg
 
-__all__ = ["EXTRA_BYTES", "RECIPE", "cost_figure", "extra_us", "graph_figure", "least_us"]
-__all__ += ["recipe_figure", "timeline_figure"]
+__all__ = ["EXTRA_BYTES", "PLACES", "RECIPE", "best_place", "cost_figure", "extra_us"]
+__all__ += ["graph_figure", "least_us", "recipe_figure", "timeline_figure"]
 
 N_SM, PAGES, POSITION = 132, 200, 8191
-LAYERS = 9
-"""Of the simulated model: one dense layer and eight sparse ones, two periods of its pattern."""
+LAYERS = 5
+"""Of the simulated model: one dense layer and four sparse ones, a period of its pattern."""
 EXTRA_BYTES = 3 * 2 * NORTH_MINI_CODE.hidden_size * NORTH_MINI_CODE.intermediate_size
 """Of a shared expert as wide as the routed ones: gate, up and down, bfloat16."""
 PLACES = {"behind QKV": "ATTENTION", "behind ATTENTION": "GATE_UP", "behind GATE_UP": "O_PROJ"}
 """Where SHARED_UP can stand, and the operation that then follows it."""
 LIKE = {"SHARED_UP": "QKV", "SHARED_DOWN": "O_PROJ"}
 """Operations that take as long, in the simulator."""
-PORTED = Look("new", "#F0E442", "cross")
+PORTED = Look("shared expert", "#F0E442", "cross")
 
 
 def least_us() -> float:
@@ -48,11 +48,10 @@ def _config() -> NorthConfig:
 
 def _costs(*, fast: bool) -> Costs:
     """With those of the new operations; SHARED_DOWN has six tiles of a stage per warp from L2."""
-    names = ("head", "stage", "gap", "block", "tail", "hop_load")
-    maps = {
-        n: {**getattr(H200, n), **{new: getattr(H200, n)[old] for new, old in LIKE.items()}}
-        for n in names
-    }
+    maps: dict[str, Any] = {}
+    for name in ("head", "stage", "gap", "block", "tail", "hop_load"):
+        known = getattr(H200, name)
+        maps[name] = {**known, **{new: known[old] for new, old in LIKE.items()}}
     if not fast:
         maps["stage"]["SHARED_DOWN"] += 6 * H200.tile_l2
     return replace(H200, **maps)
@@ -75,17 +74,22 @@ def _placed(plan: Any, before: str) -> Any:
 
 @cache
 def simulated(place: str = "", *, fast: bool = False) -> Any:
-    """A simulated step of nine layers, one row at 8K.
+    """A simulated step of five layers, one row at 8K.
 
     Args:
         place: of SHARED_UP, one of `PLACES`; "" is the kernel before the port.
         fast: SHARED_DOWN has its activations in registers in time, as DOWN has.
     """
-    port, config = shared_port(), _config()
-    plan = port.module("plan.build").build_plan(config, N_SM, full_pages=PAGES, sliding_pages=PAGES)
-    situation = port.module("simulate.situation").Situation.uniform(config, [POSITION])
+    port = shared_port()
+    situation = port.module("simulate.situation").Situation.uniform(_config(), [POSITION])
     simulate = port.module("simulate.run").simulate
-    return simulate(_placed(plan, PLACES.get(place, "")), situation, costs=_costs(fast=fast))
+    return simulate(_placed(_plan(), PLACES.get(place, "")), situation, costs=_costs(fast=fast))
+
+
+@cache
+def _plan() -> Any:
+    build_plan = shared_port().module("plan.build").build_plan
+    return build_plan(_config(), N_SM, full_pages=PAGES, sliding_pages=PAGES)
 
 
 def extra_us(place: str, *, fast: bool = False) -> float:
@@ -94,10 +98,15 @@ def extra_us(place: str, *, fast: bool = False) -> float:
     return float(more * 1e3 / (LAYERS - 1))
 
 
+def best_place() -> str:
+    """Letter of the place of SHARED_UP that adds least: a, b or c in the order of `PLACES`."""
+    return min(zip("abc", PLACES, strict=True), key=lambda pair: extra_us(pair[1]))[0]
+
+
 def cost_figure() -> Figure:
     """What the shared expert adds to a layer, by the place of SHARED_UP."""
-    found = {f"SHARED_UP {place}": extra_us(place) for place in PLACES}
-    found["the same, loads ahead"] = extra_us("behind QKV", fast=True)
+    found = {f"{place}": extra_us(place) for place in PLACES}
+    found["behind QKV, loads ahead"] = extra_us("behind QKV", fast=True)
     bars = [Bar("its bytes alone", least_us(), f"{least_us():.1f} us [derived]", "#C8C8C8")]
     for name, us in found.items():
         look = ("#009E73", "plain") if "QKV" in name else ("#56B4E9", "diagonal")
@@ -112,7 +121,7 @@ def cost_figure() -> Figure:
     return Figure(chart, sentence, Table(("variant", "more per layer"), rows))
 
 
-def timeline_figure(sm: int = 23, layer: int = 6) -> Figure:
+def timeline_figure(sm: int = 23, layer: int = 3) -> Figure:
     """One SM in one layer, before the port and after it, simulated."""
     lanes, names = [], []
     for title, place in (("before", ""), ("after", "behind QKV")):
@@ -125,7 +134,7 @@ def timeline_figure(sm: int = 23, layer: int = 6) -> Figure:
             kind = "new" if event.op in NEW else event.op
             names.append(kind)
             spans += [Span(at, ready, "idle")] if ready - at > 0.2 else []
-            spans.append(Span(ready, end, kind, style_of(event.op).letter if kind != "new" else ""))
+            spans.append(Span(ready, end, kind, style_of(event.op).letter))
         lanes.append((f"{title}, SM {sm}", spans))
     looks = {}
     for name in dict.fromkeys(names):
@@ -135,16 +144,16 @@ def timeline_figure(sm: int = 23, layer: int = 6) -> Figure:
     sentence = (
         f"SM {sm} in layer {layer} of North Mini Code, one row at 8,192 tokens, drawn to scale "
         f"[simulated]: {lasts[0]:.1f} us before the port, {lasts[1]:.1f} us with the shared "
-        "expert. Hatched: the consumers wait. SHARED_UP stands in what was the wait for the "
-        "others' q."
+        "expert. Hatched: the consumers wait. SHARED_UP stands between QKV and ATTENTION, where "
+        "every SM waits for the q of the others; SHARED_DOWN between O_PROJ and DOWN."
     )
-    return lanes_figure("What was waiting is work now", sentence, lanes, {**looks, "idle": IDLE})
+    return lanes_figure("One SM in one layer", sentence, lanes, {**looks, "idle": IDLE})
 
 
 PLACE = {
-    "DOWN of the layer before": (90, 75), "ROUTER": (235, 25), "QKV": (235, 75),
-    "SHARED_UP": (235, 125), "ATTENTION": (355, 75), "MERGE": (465, 75), "GATE_UP": (465, 25),
-    "O_PROJ": (565, 75), "SHARED_DOWN": (600, 125), "DOWN": (700, 50),
+    "DOWN, layer before": (82, 75), "ROUTER": (235, 25), "QKV": (235, 75),
+    "SHARED_UP": (235, 130), "ATTENTION": (345, 75), "MERGE": (440, 75), "GATE_UP": (440, 25),
+    "O_PROJ": (525, 75), "SHARED_DOWN": (620, 130), "DOWN": (730, 50),
 }  # fmt: skip
 
 
@@ -154,7 +163,7 @@ def graph_edges(plan: Any, layer: int) -> list[tuple[str, str]]:
 
     def name(task: Any) -> str:
         op = kinds(task.op).name
-        return op if task.layer == layer else f"{op} of the layer before"
+        return op if task.layer == layer else f"{op}, layer before"
 
     signals = {t.signal: name(t) for _, _, t in plan if t.signal != NO_COUNTER}
     edges = set()
@@ -202,7 +211,7 @@ def graph_figure(layer: int = 2) -> Figure:
                 half = _half(name)
                 svg.rect(x - half, top + y - 12, 2 * half, 24, fill, stroke=OUTLINE)
                 if name in NEW:
-                    svg.rect(x - half + 4, top + y - 8, 2 * half - 8, 16, "#ffffff")
+                    svg.rect(x - half + 8, top + y - 8, 2 * half - 16, 16, "#ffffff")
                 svg.text(x, top + y + 4, name, size=11, anchor="middle", color=INK)
     svg.text(16, 392, "lines: a counter, all SMs; dashed: the same SM, the order of its list")
     rows = tuple((a, b, "new" if (a, b) in new else "") for a, b in edges[1])
@@ -211,7 +220,7 @@ def graph_figure(layer: int = 2) -> Figure:
 
 def _half(name: str) -> int:
     """Half the width of an operation's box."""
-    return 6 + 7 * len(name) // 2
+    return (14 if name in NEW else 6) + 7 * len(name) // 2
 
 
 RECIPE = (
@@ -227,8 +236,6 @@ RECIPE = (
     ("10 run and price", "bits, bytes, time"),
 )
 """Steps of a port, and what each is about."""
-CHECKED = {1: 0, 5: 2, 6: 5, 8: 7, 9: 0}
-"""What a step is compared with: number of the step, from 0."""
 
 
 def recipe_figure() -> Figure:
@@ -260,8 +267,8 @@ def recipe_figure() -> Figure:
             if column + 1 < len(steps):
                 svg.path(f"M{x + 146} {y + 24}h4", "none", stroke=OUTLINE, width=1.5)
                 svg.path(f"M{x + 156} {y + 24}l-6 -4v8z", OUTLINE)
-        if row < 2:
-            svg.path(f"M213 {y + 48}v20", "none", stroke=OUTLINE, width=1.5)
+        if row < 2:  # from the end of this row to the beginning of the next
+            svg.path(f"M525 {y + 48}v12H213v8", "none", stroke=OUTLINE, width=1.5)
             svg.path(f"M213 {y + 76}l-4 -8h8z", OUTLINE)
     table = Table(("step", "about"), RECIPE)
     return Figure(svg.render(), sentence, table)

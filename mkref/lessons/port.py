@@ -8,8 +8,8 @@ The files of this checkout stay as they are, and so do the modules that are load
 private copy of a module imports the private copies of the others, so plans, verifier, interpreter
 and machines of a port know its operations, and nobody else does.
 
-What it does not do: merge. A hunk whose old lines are not in the file exactly once is refused. Nor
-does it guard against what a diff contains: its Python code is run.
+What it does not do: add files, or merge: a hunk whose old lines are not in the file exactly once is
+refused. Nor does it guard against what a diff contains: its Python code is run.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Port:
     """
 
     def __init__(self, diff: str, name: str) -> None:
-        self.name = name
+        self.diff, self.name = diff, name
         self.changes = _parse(diff)
         if not self.changes:
             raise RequestError(f"port {name!r}: the diff changes no file")

@@ -5,7 +5,8 @@
     compare("01.a", 469.8)
 
 A commitment may be changed until it has been compared; after that it stands. Without one, the
-lesson goes on and says so. Nothing leaves the notebook's kernel, and nothing is graded.
+lesson goes on and says so. What was compared is noted in the learner's own progress file
+(`mkref.lessons.progress_file`); nothing leaves this computer, and nothing is graded.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
+
+from mkref.lessons.progress_note import note_guess
 
 __all__ = ["compare", "forget", "predict"]
 
@@ -60,7 +63,9 @@ def compare(question: str, actual: float | str) -> None:
     if made is None:
         print("You made no prediction here. Guess first next time: being wrong is what sticks.")
         return
-    made.compared = True
+    if not made.compared:
+        made.compared = True
+        note_guess(question, made.answer, actual, made.unit)
     said, is_ = _text(made.answer, made.unit), _text(actual, made.unit)
     if isinstance(actual, str) or isinstance(made.answer, str):
         right = str(made.answer).lower() == str(actual).lower()

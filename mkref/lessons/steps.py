@@ -3,6 +3,7 @@
     lesson_plan, proved, same_step     a learner's plan: is it right, does it give the same bits?
     run_op                             a learner's function inside the kernel: one operation of a
                                        step, every buffer compared with the interpreter's bits
+    launch, interpret                  a plan in the learner's kernel, and in the interpreter
 
 The model is `LESSON_CONFIG` with random weights and six sequences of different lengths. Nothing
 here judges style or speed.
@@ -10,8 +11,13 @@ here judges style or speed.
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +26,7 @@ from mkref.errors import MachineError, PlanError
 from mkref.lessons.exercise import EMPTY, WrongAnswerError
 from mkref.lessons.program import HANGS, Program, same
 from mkref.lessons.whole import LESSON_CONFIG
+from mkref.machine.cache import cached
 from mkref.measure.rungs import SINGLE, plain, split
 from mkref.plan import Interpreter, Op, Plan, build_plan, verify
 from mkref.plan.buffers import BUFFERS, SCALARS
@@ -31,7 +38,17 @@ if TYPE_CHECKING:
     from mkref.plan.memory import Buffers
     from mkref.weights.packed import PackedWeights
 
-__all__ = ["MAX_CONTEXT", "POSITIONS", "lesson_plan", "lesson_weights", "proved", "run_op"]
+__all__ = [
+    "MAX_CONTEXT",
+    "POSITIONS",
+    "interpret",
+    "launch",
+    "lesson_plan",
+    "lesson_weights",
+    "lesson_words",
+    "proved",
+    "run_op",
+]
 __all__ += ["same_step"]
 
 MAX_CONTEXT = 384
@@ -51,6 +68,32 @@ def lesson_weights() -> PackedWeights:
     from mkref.weights.synthetic import synthetic_weights
 
     return synthetic_weights(LESSON_CONFIG, seed=3)
+
+
+@cache
+def lesson_words() -> tuple[np.ndarray, np.ndarray]:
+    """The words of `lesson_weights`: tiles and gammas, uint16.
+
+    They are kept on disk: PyTorch makes them, and takes seconds to import, while every CUDA answer
+    is tried in a process of its own.
+
+    Raises:
+        MachineError: the build cache cannot be written.
+    """
+
+    def make(file: Path) -> None:
+        with file.open("wb") as out:
+            for words in lesson_weights().words():
+                np.save(out, words)
+
+    maker = find_spec("mkref.weights.synthetic")
+    assert maker is not None
+    assert maker.origin is not None
+    source = Path(maker.origin).read_text(encoding="utf-8")
+    kind = f"{LESSON_CONFIG} {version('torch')} {platform.machine()} {source}"
+    name = f"lesson-weights-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npy"
+    with cached(name, make).open("rb") as stored:
+        return np.load(stored), np.load(stored)
 
 
 def lesson_plan(n_sm: int = 3) -> Plan:
@@ -120,7 +163,7 @@ def _run(plan: Plan, order: int | None, rows: int) -> dict[str, np.ndarray]:
 def begin_step(buffers: Buffers, plan: Plan, rows: int, seed: int) -> None:
     """Weights, inputs, and keys and values of what came before; all else in the pool is NaN."""
     c = plan.config
-    buffers["weights"][...], buffers["gammas"][...] = lesson_weights().words()
+    buffers["weights"][...], buffers["gammas"][...] = lesson_words()
     for name in ("tokens", "positions", "earlier", "temperatures", "seeds"):
         buffers[name][...] = 0
     buffers["stop_ids"][...] = -1
@@ -167,12 +210,12 @@ def run_op(
     for part, buffers in _parts(n_sm, rows, seed):
         task = next(task for tasks in part.tasks for task in tasks if task.count)
         if (task.op, task.layer) != (op, layer):
-            _interpret(part, buffers, rows)
+            interpret(part, buffers, rows)
             continue
         _poison(buffers, op, layer)
         own = {name: program.array(array) for name, array in buffers.items() if name in BUFFERS}
-        _launch(program, part, own, rows, seed, where)
-        _interpret(part, buffers, rows)
+        launch(program, part, own, rows, seed, where)
+        interpret(part, buffers, rows)
         for name in WRITES[op]:
             for one in name.buffer.split(", "):
                 if one in buffers and one not in NOT_COMPARED:
@@ -194,7 +237,8 @@ def _parts(n_sm: int, rows: int, seed: int) -> Iterator[tuple[Plan, Buffers]]:
         yield part, {**shared, "tasks": part.words(), "task_offsets": part.offsets()}
 
 
-def _interpret(part: Plan, buffers: Buffers, rows: int) -> None:
+def interpret(part: Plan, buffers: Buffers, rows: int) -> None:
+    """Run one step of a plan, whole or a part of one, in NumPy; it works on `buffers`."""
     names = [counter.name for counter in part.counters]
     Interpreter(part.config, buffers, names).run(rows, 0)
 
@@ -209,9 +253,22 @@ def _poison(buffers: Buffers, op: Op, layer: int) -> None:
                 buffers[name].view(np.uint8)[...] = 0xFF
 
 
-def _launch(
+def launch(
     program: Program, part: Plan, buffers: Buffers, rows: int, seed: int, where: str
 ) -> None:
+    """Run the same in the learner's kernel on this CPU.
+
+    Args:
+        program: the kernel with the learner's function in it.
+        part: a plan, whole or a part of one.
+        buffers: all of its memory, made with `program.array`.
+        rows: of the batch.
+        seed: of the scheduler of the CPU's threads.
+        where: of messages, such as "three rows".
+
+    Raises:
+        WrongAnswerError: the kernel hung or wrote beside a buffer.
+    """
     from mkref.machine.host import HOST_RING
     from mkref.machine.source import THREADS, shared_bytes
 

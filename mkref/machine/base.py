@@ -199,6 +199,8 @@ class KernelMachine(Machine):
         draw: Draw | None = None,
     ) -> KernelLaunch:
         """Send the inputs that changed in one copy, and start the kernel."""
+        if not self.buffers:
+            raise MachineError(f"machine {self.name!r}: it is closed; load the model again")
         check_launch(inputs, self.plan, self.max_context, n_steps)
         check_stops(stop_ids, stop_after, inputs.rows)
         if draw is not None:

@@ -75,6 +75,11 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
     metrics, slots = HttpMetrics(), Slots(settings.max_concurrency)
     endpoints = Endpoints(service, model, settings, slots)
 
+    ended: list[bool] = []
+
+    async def drain() -> None:
+        ended.append(await service.drain(settings.drain_timeout_s))
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         from mkref.serve.logs import log_event
@@ -82,13 +87,14 @@ def create_app(service: Service, settings: Settings | None = None) -> FastAPI:
         await asyncio.to_thread(model.prepare)
         log_event(logging.INFO, "ready", model=settings.model, max_context=model.max_context)
         yield
-        ended = await service.drain(settings.drain_timeout_s)
+        await drain()  # of no effect if the server has begun it with its own going down
         await asyncio.to_thread(service.close)
-        log_event(logging.INFO, "closed", all_answers_ended=ended)
+        log_event(logging.INFO, "closed", all_answers_ended=all(ended))
 
     app = FastAPI(
         title="mkref", version=mkref.__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
+    app.state.drain = drain
     _add_routes(app, endpoints, metrics)
     install_handlers(app)
     paths = frozenset(str(getattr(route, "path", "")) for route in app.routes)

@@ -11,10 +11,20 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from mkref.errors import MkrefError
 
-__all__ = ["answers"]
+__all__ = ["answers", "is_url"]
+
+
+def is_url(base: str) -> bool:
+    """Can it be the address of an endpoint?"""
+    try:
+        parts = urlsplit(base)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def answers(base: str, api_key: str, **fields: Any) -> Iterator[str]:
@@ -33,8 +43,8 @@ def answers(base: str, api_key: str, **fields: Any) -> Iterator[str]:
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
     url = f"{base.rstrip('/')}/chat/completions"
-    if not url.startswith(("http://", "https://")):
-        raise MkrefError(f"url: {base!r}; must begin with http:// or https://")
+    if not is_url(base):
+        raise MkrefError(f"url: {base!r}; must be like http://127.0.0.1:8000/v1")
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=600) as reply:

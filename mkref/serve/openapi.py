@@ -58,6 +58,11 @@ def describe(path: str) -> dict[str, Any]:
     }
 
 
+def _is_only_for_messages(value: Any) -> bool:
+    """Is it the alternative that says which roles there are, and which nothing may follow?"""
+    return isinstance(value, dict) and str(value.get("$ref", "")).endswith("/UnknownMessage")
+
+
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema without `$defs`: within an operation a reference to them would lead nowhere."""
     defined = schema.pop("$defs", {})
@@ -68,7 +73,9 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
                 rest = {name: inner for name, inner in value.items() if name != "$ref"}
                 return {**resolve(defined[value["$ref"].rpartition("/")[2]]), **rest}
             return {name: resolve(inner) for name, inner in value.items()}
-        return [resolve(inner) for inner in value] if isinstance(value, list) else value
+        if isinstance(value, list):
+            return [resolve(inner) for inner in value if not _is_only_for_messages(inner)]
+        return value
 
     inlined: dict[str, Any] = resolve(schema)
     return inlined

@@ -162,6 +162,9 @@ def _ended_badly(event: Event) -> ApiError:
         )
     if event.finish_reason == "cancelled":
         return ApiError(
-            "the server is going down", code="unavailable", status=503, headers={"Retry-After": "5"}
+            "server: it is going down; try again",
+            code="unavailable",
+            status=503,
+            headers={"Retry-After": "5"},
         )
     return as_api_error(event.error or RuntimeError())

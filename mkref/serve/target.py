@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 import mkref
 from mkref.errors import MkrefError, RequestError
+from mkref.serve.client import is_url
 
 if TYPE_CHECKING:
     from mkref.measure.load import Job, Sample
@@ -55,12 +56,7 @@ class HttpTarget:
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.base)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = None
-        if not good:
+        if not is_url(self.base):
             raise RequestError(
                 f"--url: {self.base!r}; must be like http://127.0.0.1:8000/v1, up to and with /v1"
             )

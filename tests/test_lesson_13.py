@@ -1,0 +1,97 @@
+"""What lesson 13 runs and computes beside its exercises."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mkref.lessons.lesson_13 import bits_of, fixed_sum, numbers, per_sm, verdict
+from mkref.lessons.lesson_13_figures import gaps_figure, launches_figure, mma_figure, sums_figure
+from mkref.lessons.lesson_13_merge import merged_otherwise
+from mkref.lessons.lesson_13_runs import (
+    agreement,
+    answer,
+    differing,
+    digest,
+    launches,
+    page_bits,
+    recorded_digest,
+    small_terms,
+)
+from mkref.lessons.lesson_13_ties import NearTie, near_ties
+
+
+@pytest.fixture(name="ties", scope="module")
+def ties_fixture() -> list[NearTie]:
+    """The recorded places, computed again."""
+    return near_ties()
+
+
+def test_sums() -> None:
+    """Dealt to SMs a sum has many results, in fixed chunks one; both are near the true sum."""
+    x = numbers(4096)
+    exact = x.astype(np.float64).sum()
+    assert len({bits_of(per_sm(x, n)) for n in range(1, 20)}) > 5
+    assert 1 == len({bits_of(fixed_sum(x, n)) for n in range(1, 20)})
+    assert all(abs(f(x, 7) - exact) < 1e-2 for f in (per_sm, fixed_sum))
+
+
+def test_recorded_bits_come_out_here() -> None:
+    """64 tokens alone: the hash of the record, whose prompt had neighbours."""
+    alone = answer("host", 1, 64)
+    assert recorded_digest() == digest(alone)
+    changed = alone.copy()
+    changed[0, 0] = np.nextafter(changed[0, 0], np.float32(np.inf))
+    assert recorded_digest() != digest(changed)
+    assert 1 == differing(alone, changed)
+    assert 0 == differing(alone, answer("host", 2, 3, (9, 14, 19)))
+
+
+def test_pages_do_not_depend_on_the_rows_of_a_prompt() -> None:
+    """Three tokens a step and eight; 66 tokens of 5 layers, a key and a value of 32 words each."""
+    three, eight = page_bits(3), page_bits(8)
+    assert np.array_equal(three, eight)
+    assert 66 * 5 * 2 * 32 == (three != 0xFFFF).sum()
+
+
+def test_near_ties_are_those_of_the_record(ties: list[NearTie]) -> None:
+    """The same places and gaps, but for the one at which PyTorch's token is not our second best."""
+    places = agreement()["machines"]["torch"]["near_ties"]
+    assert [(p["prompt"], p["token"]) for p in places] == [(t.prompt, t.token) for t in ties]
+    third = [t for t in ties if abs(t.gap - t.recorded) > 1e-3]
+    assert [(9, 5)] == [(t.prompt, t.token) for t in third]
+    assert (2, 3, 4) == third[0].layers
+    said = [verdict(*t.rows, 0.2, 0.25) for t in ties]
+    assert ["wrong", *5 * ["near-tie"]] == said
+
+
+def test_merge_in_another_order_hides_in_bfloat16() -> None:
+    """Most float32 outputs differ, a few after rounding; up to eight chunks none."""
+    wide, narrow = merged_otherwise()
+    assert 0 < narrow < 50 < 30_000 < wide
+    assert (0, 0) == merged_otherwise(4096, 8)
+
+
+def test_mma_is_neither_exact_nor_one_by_one() -> None:
+    """Products of 2^-25 count, those of 2^-26 do not."""
+    assert {25: ("4", "0", "4"), 26: ("2", "0", "0")} == {
+        power: tuple(sums) for power, *sums in small_terms((25, 26))
+    }
+
+
+def test_launches_feed_every_token_once() -> None:
+    """Prompts of 31 and 25 tokens; an answer's first token comes with the prompt's last."""
+    seen = launches((5, 3))
+    fed = [
+        sum(one.steps * one.rows.count((number, prompt)) for one in seen)
+        for number, prompt in ((0, True), (1, True), (0, False), (1, False))
+    ]
+    assert [31, 25, 4, 2] == fed
+    assert "row 7" in launches_figure(seen).text()
+
+
+def test_figures_say_what_they_show(ties: list[NearTie]) -> None:
+    """Sentences with their numbers, and the rows of the tables."""
+    assert "5 different results" in sums_figure().summary
+    assert ("2^-26", "not at all") in mma_figure().table.rows
+    assert "6 places, at 1 of them" in gaps_figure(ties, 0.25).summary
