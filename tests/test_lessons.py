@@ -319,7 +319,7 @@ def test_lesson_00_describes_the_recorded_step() -> None:
         "".join(style_of(e.op).letter for e in events if (e.sm, e.layer) == (sm, 1))
         for sm in range(trace.n_sm)
     )
-    assert {"QAGMGOD": 120, "RQAGMGOD": 8, "QAGMG": 4} == orders
+    assert {"QAGMGOD": 124, "RQAGMGOD": 8} == orders
     assert 1 == min(event.layer for event in events if event.op == "ROUTER")
     work: dict[int, list[int]] = {layer: [] for layer in range(9)}
     for event in events:

@@ -12,7 +12,14 @@ import pytest
 from mkref.lessons.cuda_exercise import CudaExercise
 from mkref.lessons.exercise import WrongAnswerError
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
-from mkref.lessons.steps import lesson_plan, proved, run_op, same_step
+from mkref.lessons.steps import (
+    lesson_plan,
+    lesson_weights,
+    lesson_words,
+    proved,
+    run_op,
+    same_step,
+)
 from mkref.plan import Op
 from tests.plans import change, find, with_list
 
@@ -116,3 +123,11 @@ def test_lanes_are_a_picture_a_sentence_and_a_table() -> None:
     for text in ("Head", "group", "works", "waits", "<title>A scheme.</title>"):
         assert text in figure.svg
     assert (("group", ""), ("SM 0", "long, short, waits")) == figure.table.rows
+
+
+def test_words_on_disk_are_those_of_the_weights() -> None:
+    """Once from PyTorch, then from the file."""
+    for _ in range(2):
+        lesson_words.cache_clear()
+        for stored, made in zip(lesson_words(), lesson_weights().words(), strict=True):
+            assert stored.tobytes() == made.tobytes()

@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from tests.tree import ROOT, pyproject
 
-TARGETS = ("lab", "test", "check", "bench", "test-gpu", "lock", "notebooks", "clean")
+TARGETS = ("lab", "test", "check", "bench", "test-gpu", "lock", "notebooks", "slides", "clean")
 # What a CUDA build of torch pins by itself; the lock leaves it to torch.
 TORCH_BRINGS = re.compile(r"nvidia-|cuda-toolkit$|triton$")
 

@@ -187,11 +187,12 @@ def test_form(path: Path) -> None:
 
 
 def test_ladder_names_the_lessons_that_exist() -> None:
-    """Lesson 00 lists lessons 01 to 16 in order, with the titles of those that are there."""
-    ladder = re.findall(r"^\| (\d\d) ([^|]+?) +\|", prose(NOTEBOOKS[0]), re.M)
-    assert [f"{n:02d}" for n in range(1, 17)] == [number for number, _ in ladder]
-    titles = {cells(path)[0].source.splitlines()[0].lower() for path in NOTEBOOKS[1:]}
-    assert titles <= {f"# {number} {title}".lower() for number, title in ladder}
+    """Lesson 00 lists lessons 01 to 16 in order, with their titles, and links to each."""
+    ladder = re.findall(r"^\| \[(\d\d [^]|]+)\]\(([^)]+)\) +\|", prose(NOTEBOOKS[0]), re.M)
+    assert [path.name for path in NOTEBOOKS[1:]] == [name for _, name in ladder]
+    assert [f"{n:02d}" for n in range(1, 17)] == [title[:2] for title, _ in ladder]
+    titles = [cells(path)[0].source.splitlines()[0].lower() for path in NOTEBOOKS[1:]]
+    assert titles == [f"# {title}".lower() for title, _ in ladder]
 
 
 def test_runner_keeps_what_nbval_compares() -> None:

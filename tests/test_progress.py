@@ -18,10 +18,8 @@ import run_notebooks
 import try_lesson
 
 from mkref.cli import main
-from mkref.errors import RequestError
-from mkref.lessons import check, compare, predict, progress
+from mkref.lessons import check, compare, predict, progress, progress_note
 from mkref.lessons import progress_file as store
-from mkref.lessons import progress_note
 from mkref.lessons.check import exercise
 from mkref.lessons.predictions import forget
 from mkref.lessons.progress_file import Guess, Solved, progress_path, read_kept
@@ -206,8 +204,8 @@ def test_damaged_file_is_told_once_and_left_alone(
     assert 1 == said.count("Progress is not kept (")
     assert "mkref progress --reset" in said
     assert content == file.read_bytes()
-    with pytest.raises(RequestError, match="damaged or no progress file"):
-        progress()
+    assert repr(progress()) == progress()._repr_markdown_()
+    assert re.fullmatch(".* is damaged or no progress file; .* deletes it", repr(progress()))
     assert 2 == main(["progress"])
     assert 1 == capsys.readouterr().err.count("\n")
 

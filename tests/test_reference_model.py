@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -280,6 +281,20 @@ def test_probe_sees_the_inside() -> None:
     assert seen["layers.0.q"].shape == (1, config.num_attention_heads, 2, config.head_dim)
     assert seen[f"layers.{last}.router"].shape == (2, config.num_experts)
     assert seen["layers.0.attention"].shape == (1, 2, config.q_width)
+
+
+def test_next_logits_are_the_last_ones() -> None:
+    """Of every row, as NumPy; float32, whatever the model computes in."""
+    config = random_config(0)
+    weights = synthetic_weights(config)
+    rows = [[3, 1, 4, 1], [5, 9, 2, 6]]
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        model = Reference(config, weights, dtype=dtype)
+        right = model(torch.tensor(rows))[:, -1].float().numpy()
+        got = model.next_logits(rows)
+        assert "float32" == str(got.dtype)
+        assert (2, config.vocab_size) == got.shape
+        assert np.allclose(right, got, rtol=0, atol=1e-6)
 
 
 def test_unknown_numerics_are_refused() -> None:

@@ -39,6 +39,9 @@ from mkref.widgets.timeline.compare import pair
 from mkref.widgets.timeline.model import timeline
 from mkref.widgets.timeline.render import figure as lanes
 from mkref.widgets.timeline.render import figure_of_pair as lanes_of_two
+from mkref.widgets.waves.model import WAYS, schedule
+from mkref.widgets.waves.render import figure as waves
+from mkref.widgets.waves.scenes import chain
 from tests.example_histories import WRITTEN, recorded
 from tests.example_traces import example_trace, small_plan
 
@@ -58,6 +61,7 @@ FIGURES: dict[str, Figure] = {
     "kv, by hand": kv(kv_view(WRITTEN)),
     "ring": rings(ring_view(example_trace(stages=True))),
     "engines": engines(),
+    "waves": waves([schedule(chain(14, 3.0), 4, way, boundary_us=2.0) for way in WAYS]),
 }
 EACH = pytest.mark.parametrize("figure", FIGURES.values(), ids=FIGURES)
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from mkref.cli.arguments import add_json
+from mkref.errors import RequestError
 
 __all__ = ["add_commands"]
 
@@ -40,8 +41,9 @@ def run(options: argparse.Namespace) -> int:
 
     if options.reset:
         reset()
-    elif options.json:
-        print(json.dumps(progress().to_json()))
-    else:
-        print(progress())
+        return 0
+    told = progress()
+    if told.trouble:
+        raise RequestError(told.trouble)
+    print(json.dumps(told.to_json()) if options.json else told)
     return 0

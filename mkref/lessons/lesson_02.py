@@ -100,7 +100,7 @@ def ladder(letters: str = "abcdefgh", batch: int = 1, *, best: bool = False) -> 
 
     Args:
         letters: of the rungs.
-        batch: rows of the batch, 1 or 8.
+        batch: rows of the batch, 1, 4 or 8.
         best: of several ways with the same letter only the fastest.
 
     Raises:

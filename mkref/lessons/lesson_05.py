@@ -84,6 +84,10 @@ def _merged(where: str, lengths: tuple[int, ...], shift: float = 0.0) -> Callabl
     return trial
 
 
+def _mean_of_outputs(s: Numbers, o: Numbers, weight: Numbers) -> Numbers:
+    return np.asarray((o / s[:, None] * weight[:, None]).sum(axis=0) / weight.sum())
+
+
 _MERGE_MISTAKES = (
     Mistake(
         lambda m, s, o: (o / s[:, None]).mean(axis=0),
@@ -110,7 +114,63 @@ _MERGE_MISTAKES = (
         ),
         "that is a power of e. The scores here are in base 2, since the kernel has exp2.",
     ),
+    Mistake(
+        lambda m, s, o: _mean_of_outputs(s, o, 2.0 ** (m - m.max())),
+        "the weight of a chunk is its whole sum, s times 2^(m - M), and not the weight of its "
+        "largest key. Do not divide by s per chunk: bring o and s to one maximum, add, divide once.",
+    ),
+    Mistake(
+        lambda m, s, o: _mean_of_outputs(s, o, 2.0**m),
+        "2^m overflows for large scores; and a chunk's own output, o / s, would have to count by "
+        "its whole sum, not by its largest key. Divide once, at the end.",
+    ),
 )
+
+
+PROBE = """
+#line 1 "the trial"
+extern "C" __global__ void key_ranges(int* out, const int* cases, int n) {
+  for (int i = threadIdx.x; i < n; i += blockDim.x) {
+    const KeyRange r = key_range(cases[2 * i], cases[2 * i + 1]);
+    out[4 * i] = r.first;
+    out[4 * i + 1] = r.last;
+    out[4 * i + 2] = r.chunk;
+    out[4 * i + 3] = r.n_chunks;
+  }
+}
+"""
+RANGES = (
+    *((position, 0) for position in (0, 127, 128, 8191)),
+    *((position, 70) for position in (0, 68, 69, 70, 130, 300)),
+    *((position, 4096) for position in (0, 130, 4094, 4095, 4096, 8200)),
+)
+"""Positions and windows. Windows above 128 are not in the small model that the other trials run."""
+
+
+class _KeyRangeExercise(CudaExercise):
+    """The kernel with a second one behind it, which calls `key_range` alone."""
+
+    def whole(self, answer: str) -> str:
+        """The translation unit with an answer in it."""
+        return super().whole(answer) + PROBE
+
+
+def _ranges(program: Program) -> None:
+    """`key_range` alone, before it decides who waits for what: a wrong one is told in numbers."""
+    cases = np.array(RANGES, np.int32)
+    out = program.poisoned((len(cases), 4), np.int32)
+    args = (out, program.array(cases), len(cases))
+    program.launch("key_ranges", (1,), (32,), args)
+    for (position, window), got in zip(RANGES, out.tolist(), strict=True):
+        chunk, n_chunks = chunks_of(position, window)
+        first = position - window + 1 if 0 < window <= position else 0
+        right = {"first": first, "last": position, "chunk": chunk, "n_chunks": n_chunks}
+        for (field, value), given in zip(right.items(), got, strict=True):
+            if value != given:
+                keys = f"window {window}" if window else "all keys"
+                raise WrongAnswerError(
+                    f"position {position}, {keys}: r.{field} must be {value}, it is {given}"
+                )
 
 
 def _op(name: str, layer: int, rows: int, n_sm: int, seed: int = 0) -> Callable[[Program], None]:
@@ -150,16 +210,28 @@ _RANGE_MISTAKES = (
         "r.last = position - 1;",
         "a token sees its own key, too.",
     ),
+    Patch(
+        "window > 0 && r.last >= window",
+        "window > 0",
+        "a row that is shorter than the window has a first key below 0, and with a large window a "
+        "first chunk below 0. It sees all keys, from 0.",
+    ),
+    Patch(
+        "window > 0 && r.last >= window ? r.last - window + 1 : 0",
+        "0",
+        "every row sees all keys here. What does the window leave out?",
+    ),
 )
 
 EXERCISES = (
-    CudaExercise(
+    _KeyRangeExercise(
         id="05.1",
         answer="key_range",
         file="megakernel.cu",
         function="key_range",
         blanks=(Blank("r.last = position;", "r.n_chunks = "),),
         properties=(
+            Property("key_range alone, windows of 0, 70 and 4,096", _ranges),
             Property("one row, all keys", _op("ATTENTION", 0, 1, 2)),
             Property("six rows, all keys", _op("ATTENTION", 4, 6, 2)),
             Property("one row with a window", _op("ATTENTION", 1, 1, 2)),
@@ -193,7 +265,8 @@ def chunks_of(position: int, window: int) -> tuple[int, int]:
 
 def split_bits(keys: int = 1000, dims: int = 64) -> dict[int, int]:
     """How many output words change if the keys of a row are cut into n equal parts instead of
-    chunks of 128. Sums and exp2 are float32 in a fixed order, as in docs/numerics.md.
+    chunks of 128. A model in float32, one addition after another: it shows that the cut matters, not
+    the bits of the kernel, which adds within a chunk as docs/numerics.md says.
 
     Returns:
         Number of parts -> outputs, of `dims`, with other bits than chunks of 128 give.

@@ -50,7 +50,6 @@ def tokenizer() -> Tokenizer:
 @cache
 def next_logits(prompt: str = PROMPT) -> Numbers:
     """The small trained model's logits of the token after a prompt, float32 [2048]."""
-    import torch
     from safetensors.torch import load_file
 
     from mkref.paths import models_root
@@ -59,8 +58,8 @@ def next_logits(prompt: str = PROMPT) -> Numbers:
     config, text = _model()
     weights = load_file(models_root() / "nano" / "model.safetensors")
     model = Reference(config, weights, numerics="contract")
-    tokens = torch.tensor([config.bos_token_id, *text.encode(prompt)])
-    return np.asarray(model(tokens, last_only=True)[-1].numpy())
+    assert config.bos_token_id is not None
+    return model.next_logits([[config.bos_token_id, *text.encode(prompt)]])[0]
 
 
 def probabilities(temperature: float) -> Numbers:

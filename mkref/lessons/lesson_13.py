@@ -371,7 +371,6 @@ EXERCISES = (
         solution=verdict,
         properties=tuple(_verdict_trial(*case) for case in VERDICTS),
         mistakes=_VERDICT_MISTAKES,
-        then="Now read `run_oracle` and `tie` of bench/agreement.py: what do they let pass that you "
-        "do not, and what do they ask for first?",
+        then="Now read `run_oracle` and `tie` of bench/agreement.py: what passes there, not here?",
     ),
 )

@@ -148,9 +148,7 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
             x, base + 50 + 14 * (number % 2), f"{one.prompt}/{one.token}", anchor="middle", size=11
         )
     svg.text(16, base + 86, "bars: number of tokens by gap between the two best")
-    svg.text(
-        16, base + 104, "triangles: prompt/token where PyTorch chose another, by how far it is below"
-    )
+    svg.text(16, base + 104, "triangles: prompt/token where PyTorch chose one that far below")
     rows = [
         (f"{a:.4g} to {2 * a:.4g}", str(n)) for a, n in zip(edges, counts.tolist(), strict=False)
     ]

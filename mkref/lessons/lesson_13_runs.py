@@ -104,14 +104,12 @@ def gpu_records() -> list[str]:
 @cache
 def nano_weights() -> tuple[Any, Any]:
     """The weights of nano, and PyTorch's model of them in float32."""
-    import torch
-
     from mkref.paths import models_root
     from mkref.reference.model import Reference
     from mkref.weights.checkpoint import load_checkpoint
 
     weights = load_checkpoint(models_root() / "nano")
-    return weights, Reference(weights.config, weights, dtype=torch.float32)
+    return weights, Reference(weights.config, weights)
 
 
 def sequence(prompt: int, tokens: int) -> list[int]:
@@ -126,13 +124,9 @@ def torch_in_company(rows: int = 8, length: int = 64) -> tuple[int, int]:
     Returns:
         How many logits of its last token have other bits, and how many logits there are.
     """
-    import torch
-
     reference = nano_weights()[1]
-    with torch.no_grad():
-        batch = torch.tensor([sequence(i, 64)[:length] for i in range(rows)])
-        alone = reference.forward(batch[:1], last_only=True)[0, -1].numpy()
-        first = reference.forward(batch, last_only=True)[0, -1].numpy()
+    batch = [sequence(i, 64)[:length] for i in range(rows)]
+    alone, first = reference.next_logits(batch[:1])[0], reference.next_logits(batch)[0]
     return differing(alone[None], first[None]), int(alone.size)
 
 
@@ -221,7 +215,8 @@ def probe() -> list[str]:
     record = json.loads(path.read_text(encoding="utf-8"))
     where = record.get("provenance", record)  # the first records had the name of the GPU only
     kinds = record["ranking"][0][1]
-    lines = [f"{where['gpu']}, {where.get('date', 'no date kept')[:12]}; operands:"]
+    date = where["date"][:10] if "date" in where else "date not kept"
+    lines = [f"{where['gpu']}, {date}; operands:"]
     lines += [f"    {kind:6} {says}" for kind, says in OPERANDS.items() if kind in kinds]
     for name, shares in record["ranking"][:5]:
         each = ", ".join(f"{kind} {share:.2%}" for kind, share in shares.items())

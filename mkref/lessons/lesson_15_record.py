@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from mkref.config import NORTH_MINI_CODE
@@ -15,15 +15,15 @@ from mkref.jsonfile import read_json
 from mkref.lessons.recorded import CHECKOUT, bench_record, evidence, recorded_trace
 from mkref.trace.path import ACROSS, critical_path, totals
 
-__all__ = ["CONTEXT", "LADDERS", "Rung", "batches", "best_rungs", "best_step", "bound_ms"]
-__all__ += ["chain_ratio", "decode_rows", "held_out", "ladder", "ladder_source", "most_turns"]
+__all__ = ["CONTEXT", "LADDER", "Rung", "batches", "best_rungs", "best_step", "bound_ms"]
+__all__ += ["chain_ratio", "decode_rows", "held_out", "ladder", "ladder_source"]
+__all__ += ["most_disturbed", "most_turns"]
 __all__ += ["of_path", "read_limits", "share_if", "simulated", "skeleton_ratio", "steps"]
 __all__ += ["traced_and_not", "vllm_ms"]
 
 READS = ("h200/decode.json", "h200/contexts.json", "h200/version_two/decode.json")
 """Records that also read an array as fast as the memory allows."""
-LADDERS = ("h200/ladder.json", "h200/ladder_1_4.json")
-"""Records of the ladder; of a batch that two of them have, the newer one counts."""
+LADDER = "h200/ladder.json"
 CONTEXT = 8192
 DECODE = ("h200/decode.json", "h200/version_two/decode.json")
 TRACE = "trace_north_h200.json.gz"
@@ -55,20 +55,13 @@ class Rung:
 
 
 @cache
-def _ladders() -> dict[int, tuple[str, list[dict[str, Any]]]]:
-    """For every batch the record that counts and its rows."""
-    found: dict[int, tuple[str, str, list[dict[str, Any]]]] = {}
-    for name in LADDERS:
-        try:
-            record = bench_record(name)
-        except RequestError:  # a part that has been measured again together with the others
-            continue
-        date = record["provenance"]["date"]
-        for batch in sorted({row["batch"] for row in record["rows"]}):
-            rows = [row for row in record["rows"] if row["batch"] == batch and "error" not in row]
-            if batch not in found or date > found[batch][0]:
-                found[batch] = (date, name, rows)
-    return {batch: (name, rows) for batch, (_, name, rows) in sorted(found.items())}
+def _ladders() -> dict[int, list[dict[str, Any]]]:
+    """Rows of the record by batch, without those that could not be measured."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for row in bench_record(LADDER)["rows"]:
+        if "error" not in row:
+            found.setdefault(row["batch"], []).append(row)
+    return dict(sorted(found.items()))
 
 
 def batches() -> list[int]:
@@ -89,7 +82,7 @@ def ladder(batch: int) -> list[Rung]:
             row["rung"], row["name"], row["launches_per_step"], tuple(row["samples_ms"]),
             row["best"], row["same_tokens"],
         )
-        for row in _ladders()[batch][1]
+        for row in _ladders()[batch]
     ]  # fmt: skip
 
 
@@ -103,17 +96,31 @@ def most_turns() -> int:
     return max(batches(), key=lambda batch: len(ladder(batch)[0].samples))
 
 
+def most_disturbed() -> int:
+    """The batch with the turn that was latest for its rungs, in the mean of the fastest of each
+    letter, among batches that were measured in the largest number of turns."""
+
+    def latest(batch: int) -> float:
+        rungs = best_rungs(batch).values()
+        return max(
+            mean(late)
+            for late in zip(*([ms / r.ms for ms in r.samples] for r in rungs), strict=True)
+        )
+
+    turns = len(ladder(most_turns())[0].samples)
+    return max((b for b in batches() if len(ladder(b)[0].samples) == turns), key=latest)
+
+
 def best_step(batch: int) -> str:
     """Letter of the persistent rung that takes most away from the one before it, in percent."""
     best = best_rungs(batch)
     return min("defgh", key=lambda letter: best[letter].ms / best[chr(ord(letter) - 1)].ms)
 
 
-def ladder_source(batch: int) -> str:
+def ladder_source() -> str:
     """Which record it is from, in words."""
-    name = _ladders()[batch][0]
-    made = bench_record(name)["provenance"]
-    return f"{name.removeprefix('h200/')}, {made['gpu']}, {made['date'][:10]}"
+    made = bench_record(LADDER)["provenance"]
+    return f"{LADDER.removeprefix('h200/')}, {made['gpu']}, {made['date'][:10]}"
 
 
 def chain_ratio(batch: int) -> float:

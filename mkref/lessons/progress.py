@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mkref.lessons.progress_file import progress_path, read_kept
+from mkref.errors import RequestError
+from mkref.lessons.progress_file import Kept, progress_path, read_kept
 from mkref.lessons.progress_lessons import OPEN, Lesson, off_by, table
 
 __all__ = ["Progress", "progress"]
@@ -31,10 +32,12 @@ class Progress:
     Attributes:
         lessons: in order.
         file: where it is kept, with ~ for the home folder; "" if nothing is kept.
+        trouble: why the file cannot be read, which is then all that is shown; else "".
     """
 
     lessons: tuple[Lesson, ...]
     file: str
+    trouble: str = ""
 
     @property
     def next(self) -> Lesson | None:
@@ -84,6 +87,8 @@ class Progress:
         }
 
     def __repr__(self) -> str:
+        if self.trouble:
+            return self.trouble
         rows = [HEAD, *(lesson.cells() for lesson in self.lessons)]
         wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
         lines = [f"{a:{wide[0]}}  {b:{wide[1]}}  {c}".rstrip() for a, b, c in rows]
@@ -94,27 +99,29 @@ class Progress:
         )
 
     def _repr_markdown_(self) -> str:
+        if self.trouble:
+            return self.trouble
         rows = [HEAD, ("---",) * 3, *(lesson.cells() for lesson in self.lessons)]
-        table = "\n".join(f"| {' | '.join(row)} |".replace("*", r"\*") for row in rows)
+        lines = "\n".join(f"| {' | '.join(row)} |".replace("*", r"\*") for row in rows)
         todo = self.next
         then = "All exercises are solved."
         if todo:
             name = f"lesson {todo.number}, {todo.title}"
             then = f"Next: [{name}]({todo.file})." if todo.file else f"Next: {name}."
         notes = [self.legend().replace("*", r"\*"), self.summary(), then, self.kept()]
-        return "\n\n".join([table, *filter(None, notes)])
+        return "\n\n".join([lines, *filter(None, notes)])
 
 
 def progress() -> Progress:
-    """What this learner has solved and guessed so far.
-
-    Raises:
-        RequestError: the file is damaged, or no progress file.
-        OSError: it cannot be read.
-    """
-    path = progress_path()
-    kept = read_kept(path)
-    return Progress(tuple(table(kept)), _short(path) if path else "")
+    """What this learner has solved and guessed so far. It raises nothing: see `trouble`."""
+    kept, file, trouble = Kept(), "", ""
+    try:
+        path = progress_path()
+        file = _short(path) if path else ""
+        kept = read_kept(path)
+    except (OSError, RequestError) as error:
+        trouble = f"progress: {error}"
+    return Progress(tuple(table(kept)), file, trouble)
 
 
 def _short(path: Path) -> str:

@@ -72,7 +72,7 @@ def progress_path() -> Path | None:
     try:
         path = Path(explicit or f"{base}/mkref/progress.json").expanduser()
     except RuntimeError:
-        raise RequestError("progress: no home folder; name a file in MKREF_PROGRESS") from None
+        raise RequestError("no home folder; name a file in MKREF_PROGRESS") from None
     return Path(os.path.realpath(path))  # a link stays one
 
 
@@ -114,7 +114,7 @@ def reset(say: Callable[[str], object] = print) -> None:
         say(f"nothing to delete: there is no {path}")
         return
     if not path.is_file() or (path.stat().st_size and FORMAT[:-1] not in _head(path)):
-        raise RequestError(f"progress: {path} is no progress file of mkref, so it stays")
+        raise RequestError(f"{path} is no progress file of mkref, so it stays")
     with locked(path):
         try:
             kept = read_kept(path)

@@ -9,11 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mkref.jsonfile import read_json
 from mkref.lessons.check import exercises
-from mkref.lessons.progress_file import Guess, Kept
 from mkref.lessons.recorded import CHECKOUT
+
+if TYPE_CHECKING:
+    from mkref.lessons.progress_file import Guess, Kept
 
 __all__ = ["EARLIER", "OPEN", "SOLVED", "Lesson", "off_by", "table"]
 
@@ -54,6 +57,7 @@ class Lesson:
 def off_by(guess: Guess | None) -> str:
     """How far a prediction was off, in a word.
 
+    >>> from mkref.lessons.progress_file import Guess
     >>> [off_by(Guess(said, 40.0, "ms", "")) for said in (40.0, 43.0, 120.0, -1.0)]
     ['right', 'near', 'x3', 'off by 41']
     >>> off_by(Guess("A", "a", "", "")), off_by(Guess("b", "a", "", "")), off_by(None)

@@ -32,7 +32,7 @@ from mkref.plan import Interpreter, Op, Plan, build_plan, verify
 from mkref.plan.buffers import BUFFERS, SCALARS
 from mkref.plan.effects import WRITES
 from mkref.reference.scalars import to_bf16
-from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
+from mkref.weights.layout import PAGE, PackedLayout, kv_tile, pack_kv_page
 
 if TYPE_CHECKING:
     from mkref.plan.memory import Buffers
@@ -90,7 +90,8 @@ def lesson_words() -> tuple[np.ndarray, np.ndarray]:
     assert maker is not None
     assert maker.origin is not None
     source = Path(maker.origin).read_text(encoding="utf-8")
-    kind = f"{LESSON_CONFIG} {version('torch')} {platform.machine()} {source}"
+    places = [*PackedLayout(LESSON_CONFIG).placements()]  # a lesson's port may have more of them
+    kind = f"{LESSON_CONFIG} {version('torch')} {platform.machine()} {source} {places}"
     name = f"lesson-weights-{hashlib.sha256(kind.encode()).hexdigest()[:16]}.npy"
     with cached(name, make).open("rb") as stored:
         return np.load(stored), np.load(stored)
@@ -199,7 +200,7 @@ def run_op(
         program: the kernel with the learner's function in it (an exercise on `megakernel.cu`).
         op, layer: which tasks run. HEAD and SAMPLE are in layer 5, EMBED in 0; layer 0 is dense and
             has no ROUTER; 0 and 4 have full attention.
-        rows: of the batch, at most 6; with one or two the consumers do MERGE, with more the helper.
+        rows: of the batch, at most 6; with one the consumers do MERGE, with more the helper.
         n_sm: of the plan.
         seed: of the scheduler and the page numbers.
 

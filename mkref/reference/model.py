@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,7 +28,9 @@ from torch import Tensor
 from mkref.reference.rounding import CHUNK, Contract, Plain, Rounding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy.typing as npt
 
     from mkref.config import NorthConfig
 
@@ -129,6 +132,15 @@ class Reference:
         return logits if logits.dtype == torch.float64 else logits.float()
 
     __call__ = forward
+
+    def next_logits(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        """Logits of the token after each sequence, all of one length; in and out without torch.
+
+        Returns:
+            float32 [B, V].
+        """
+        logits = self.forward(torch.tensor(rows), last_only=True)
+        return np.asarray(logits[:, -1].float().cpu().numpy())
 
     def attention(
         self,

@@ -48,17 +48,21 @@ class Figure:
         svg: the SVG document.
         summary: one sentence, which is also the picture's alternative text.
         table: the numbers behind it.
+        fits: the picture becomes no wider than its place. A notebook's page sees to that by itself
+            in outputs, but not in widgets.
     """
 
     svg: str
     summary: str
     table: Table
+    fits: bool = False
 
     def html(self) -> str:
         """Picture, sentence, and the table folded away."""
         image = b64encode(self.svg.encode()).decode()
+        style = ' style="max-width:100%"' if self.fits else ""
         return (
-            f'<img alt="{escape(self.summary)}" src="data:image/svg+xml;base64,{image}">'
+            f'<img alt="{escape(self.summary)}" src="data:image/svg+xml;base64,{image}"{style}>'
             f"<p>{escape(self.summary)}</p>"
             f"<details><summary>The same as a table</summary>{self.table.html()}</details>"
         )

@@ -95,7 +95,8 @@ def picture(step: SpeedOfLight, memory: Bandwidth, name: str) -> str:
 
 def figure(step: SpeedOfLight, memory: Bandwidth, name: str) -> Figure:
     """Picture, sentence and table."""
-    return Figure(picture(step, memory, name), summary(step, memory, name), table(step, memory))
+    shown = picture(step, memory, name)
+    return Figure(shown, summary(step, memory, name), table(step, memory), fits=True)
 
 
 def batches(steps: Sequence[SpeedOfLight], memory: Bandwidth, name: str) -> Figure:

@@ -169,4 +169,5 @@ def figure(view: RingView, title: str = "") -> Figure:
         view: what to show.
         title: first words of the sentence; default: the machine in the trace's provenance.
     """
-    return Figure(_Picture(view, title).render(), summary(view, title), table(view.trace))
+    picture = _Picture(view, title).render()
+    return Figure(picture, summary(view, title), table(view.trace), fits=True)

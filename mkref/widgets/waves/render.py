@@ -189,4 +189,4 @@ class _Picture:
 
 def figure(schedules: Sequence[Schedule]) -> Figure:
     """Picture, sentence and table of several ways to do the same operations."""
-    return Figure(_Picture(schedules).render(), summary(schedules), table(schedules))
+    return Figure(_Picture(schedules).render(), summary(schedules), table(schedules), fits=True)
