@@ -32,7 +32,6 @@ WARM_UP_LAUNCHES = 2
 
 FITTED_VERSION = "v3"
 FITTED_ON = {
-    "stamp": "decode: batch 1, 8,192 tokens, even",
     "merge_pass": "contexts: batch 1, 131,072 tokens, even",
     "tile": "rows: batch 16, 8,192 tokens, even",
     "host": "ladder: batch 1, g loader runs ahead",

@@ -37,7 +37,12 @@ Logits = npt.NDArray[np.float32]
 Distances = npt.NDArray[np.float64]
 
 TOLERANCE = 0.15
-"""Logits."""
+"""Logits; those of nano spread over about 20. Fast mode moves a logit by 0.016 (root mean square of
+tokens whose routers are clear; `noise`, in the record), and so the difference of two by
+0.016 * sqrt(2) = 0.022. This is seven times that, rounded down, because tokens are uneven: single
+logits of theirs move by up to 0.16. Where nearly tied experts of the token itself are exchanged,
+logits move by up to 2; the exchange alone does that, and leaves 0.016 (`bench/soak_router.py`).
+"""
 
 
 class Nearness(NamedTuple):

@@ -15,7 +15,7 @@ from bench.agreement import ROUTER_TIE
 from bench.soak_compare import TOLERANCE, Nearness, first_difference, nearness, rules_at
 from bench.soak_router import exchanges
 from mkref.paths import models_root
-from mkref.reference.drawing import draw
+from mkref.reference.drawing import Rules, draw
 from mkref.reference.routing import Routers
 from mkref.weights.checkpoint import load_checkpoint
 
@@ -167,13 +167,13 @@ def _explain(each: Difference, alone: Completion) -> dict[str, Any]:
     rules, position = rules_at(kind.sampling, kind.prompt, before, len(logits))
     # Else these are not the logits, or not the rules, that the answer was drawn with.
     assert draw(logits, rules, position) == alone.token_ids[at]
-    found = nearness(logits, rules, position, each.token)
+    found = _near(logits, rules, position, each.token)
     place = {
         "prompt_tokens": len(kind.prompt),
         "token": at,
         "alone": alone.token_ids[at],
         "fast": each.token,
-        "gap": round(found.gap, 4),
+        "gap": found.gap,
         "decides": found.kind,
         "sampling": {k: v for k, v in asdict(kind.sampling).items() if v},
     }
@@ -181,13 +181,19 @@ def _explain(each: Difference, alone: Completion) -> dict[str, Any]:
         return {**place, "tie": tie(found, None)}
     nearest, margins = None, {}
     for layers, shift in exchanges(*_nano(), [*kind.prompt, *before]):
-        other = nearness(logits + shift, rules, position, each.token)
+        other = _near(logits + shift, rules, position, each.token)
         if nearest is None or other.gap < nearest.gap:
             nearest, margins = other, layers
     if nearest is not None:
         rounded = {layer: round(margin, 4) for layer, margin in margins.items()}
-        place |= {"exchanged": rounded, "gap_exchanged": round(nearest.gap, 4)}
+        place |= {"exchanged": rounded, "gap_exchanged": nearest.gap}
     return {**place, "tie": tie(found, nearest)}
+
+
+def _near(logits: np.ndarray, rules: Rules, position: int, token: int) -> Nearness:
+    """As the record tells it, so that it can be judged again from there."""
+    found = nearness(logits, rules, position, token)
+    return found._replace(gap=round(found.gap, 4))
 
 
 def tie(found: Nearness, exchanged: Nearness | None) -> str | None:

@@ -50,7 +50,7 @@ LOG = (
 )
 """Changes of version two of the kernel, batch, and the ratio of the step's time to that without the
 change."""
-ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit")
+ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit", "stamp")
 
 
 def row(case: Case) -> dict[str, Any]:

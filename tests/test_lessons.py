@@ -192,12 +192,13 @@ def test_prediction_is_kept_and_compared(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_prediction_may_change_until_compared(capsys: pytest.CaptureFixture[str]) -> None:
     """The last commitment before the comparison counts; None takes it back."""
-    predict("q", 100)
-    predict("q", 450)
+    predict("q", 100, "us")
+    predict("q", 450, "us")
     compare("q", 469.8)
-    assert "You said 450, it is 469.8: within 10 %." == capsys.readouterr().out.splitlines()[-1]
-    predict("r", 1)
-    predict("r", None)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert "You said 450 us, it is 469.8 us: within 10 %." == last
+    predict("r", 1, "us")
+    predict("r", None, "us")
     compare("r", 2)
     assert "no prediction" in capsys.readouterr().out.splitlines()[-1]
 
@@ -221,7 +222,7 @@ def test_choice(said: str, is_: str, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize("number", [0, -5])
 def test_impossible_prediction(number: float, capsys: pytest.CaptureFixture[str]) -> None:
     """A guess without a ratio to the truth is told so, and nothing divides by zero."""
-    predict("q", number)
+    predict("q", number, "us")
     compare("q", 3.0)
     assert "cannot be 0 or less" in capsys.readouterr().out
 
@@ -234,7 +235,7 @@ def test_result_without_a_ratio(
     said: float, is_: float, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A result of 0 or less is compared by its difference."""
-    predict("q", said)
+    predict("q", said, "us")
     compare("q", is_)
     assert capsys.readouterr().out.splitlines()[-1].endswith(says)
 
@@ -251,13 +252,22 @@ def test_number_is_expected_where_there_is_a_unit(
     assert "no prediction" in compared
 
 
+@pytest.mark.parametrize("answer", ["x", "many", "", "()", "ab", 5, 0.5, True])
+def test_letter_is_expected_where_there_is_no_unit(
+    answer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says so, and nothing is committed."""
+    predict("q", answer)
+    compare("q", "b")
+    said, compared = capsys.readouterr().out.splitlines()
+    assert f"{answer!r} is no prediction here: give a letter in quotes, such as" in said
+    assert "no prediction" in compared
+
+
 def test_number_in_quotes_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where a unit is asked for; letters need none."""
+    """Where a unit is asked for."""
     predict("q", " 50 ", "percent")
-    predict("r", "()")
-    lines = capsys.readouterr().out.splitlines()
-    assert "Committed: 50 percent." == lines[0]
-    assert "give a number or a letter" in lines[1]
+    assert ["Committed: 50 percent."] == capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("name", ["consumer", "run", "wait_counter", "signaller", "megakernel"])

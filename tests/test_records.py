@@ -16,6 +16,8 @@ import torch
 from bench import agreement
 from bench.agreement import N_PROMPTS, N_TOKENS, NEAR_TIE, ROUTER_TIE, tie
 from bench.probe_mma import CANDIDATES, KINDS, inputs
+from bench.soak_compare import TOLERANCE, Nearness
+from bench.soak_fast import tie as explained
 from mkref.reference.mma import mma
 from mkref.reference.routing import OtherExperts
 from tests.engines import bits
@@ -186,3 +188,49 @@ def test_ladder_has_every_rung() -> None:
         assert set("abcdefgh") == {row["rung"] for row in of_batch}
         assert {10} == {len(row["samples_ms"]) for row in of_batch}
         assert all(row["same_tokens"] for row in of_batch)
+
+
+def soaked(name: str, n: int) -> dict[str, Any]:
+    """The record of a soak: all requests ended, nothing failed, no page is lost, memory is flat."""
+    of_soak = record(name)
+    assert n <= of_soak["requests"] == of_soak["compared"] + of_soak["beginnings"]
+    assert of_soak["requests"] == sum(of_soak["ends"].values())
+    assert (0, 0, []) == (of_soak["pages_lost"], of_soak["stats"]["failures"], of_soak["wrong"])
+    assert of_soak["stats"]["preemptions"] > 0
+    assert of_soak["growth"]["python_mb"] < 1
+    return of_soak
+
+
+def test_soak_in_exact_mode_had_equal_answers() -> None:
+    """Two thousand requests, each answer as it is alone, token for token."""
+    of_soak = soaked("soak.json", 2000)
+    assert of_soak["settings"]["exact"]
+    assert 1000 < of_soak["compared"] == of_soak["equal"]
+    assert of_soak["beginnings"] == of_soak["equal_beginnings"]
+
+
+def test_soak_in_fast_mode_differs_at_listed_near_ties_only() -> None:
+    """Judged again, from the record; and many requests did go through the fast path."""
+    of_soak = soaked("soak_fast.json", 400)
+    fast, differ = of_soak["fast"], of_soak["fast"]["differ"]
+    assert not of_soak["settings"]["exact"]
+    assert (TOLERANCE, ROUTER_TIE) == (fast["tolerance"], fast["router_tie"])
+    assert fast["requests"] >= of_soak["requests"] // 5
+    assert fast["tokens"] > fast["requests"] * fast["prefill_from"] // 2
+    complete = sum(place["complete"] for place in differ)
+    assert of_soak["compared"] == of_soak["equal"] + complete
+    assert of_soak["beginnings"] == of_soak["equal_beginnings"] + len(differ) - complete
+    assert 0 == fast["beyond_tolerance"]
+    for place in differ:
+        assert place["alone"] != place["fast"]
+        other = place.get("gap_exchanged")
+        assert all(0 <= margin <= ROUTER_TIE for margin in place.get("exchanged", {}).values())
+        exchanged = None if other is None else Nearness(other, "")
+        found = Nearness(place["gap"], place["decides"])
+        assert explained(found, exchanged) == place["tie"] is not None
+
+
+def test_tolerance_of_fast_mode_is_of_the_size_of_the_noise() -> None:
+    """At most seven deviations of a difference of two logits."""
+    deviation = math.sqrt(2) * record("soak_fast.json")["fast"]["noise"]["clear"]["rms"]
+    assert 5 * deviation < TOLERANCE <= 7 * deviation

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mkref.widgets.figure import Figure, Table
-from mkref.widgets.palette import GRID, INK, OUTLINE
+from mkref.widgets.palette import GRID, INK, OUTLINE, style_of
 from mkref.widgets.svg import Svg
 
-__all__ = ["IDLE", "Look", "Span", "lanes_figure"]
+__all__ = ["IDLE", "Look", "Span", "lanes_figure", "op_look"]
 
 WIDTH, ROW, TOP, LETTER = 760, 28, 44, 7
 
@@ -30,6 +30,12 @@ class Look:
 
 
 IDLE = Look("waits", "#ffffff", "diagonal")
+
+
+def op_look(op: str, says: str = "") -> Look:
+    """How an operation looks in all pictures; the legend says its name, or `says`."""
+    style = style_of(op)
+    return Look(says or op, style.fill, style.pattern, style.ink)
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,28 @@ _WRITTEN = CudaExercise(
             "",
             "every row of the batch has its own x, and blockIdx.y is the row.",
         ),
+        Patch(
+            "attn += (long long)blockIdx.y * q_width",
+            "attn += (long long)blockIdx.y * hidden",
+            "attn is [rows, q_width] and x is [rows, hidden]: their rows are not of one length.",
+        ),
+        Patch(
+            "attn, q_width);",
+            "attn, hidden);",
+            "a sum has as many products as a row of `weight` has values: q_width, not hidden.",
+        ),
+        Patch(
+            "x += (long long)blockIdx.y * hidden",
+            "x += (long long)blockIdx.x * hidden",
+            "in this kernel blockIdx.x counts blocks that share the outputs of a row; the row is "
+            "blockIdx.y. (In rmsnorm a block has a whole row, so there it is blockIdx.x.)",
+            more=(
+                (
+                    "attn += (long long)blockIdx.y * q_width",
+                    "attn += (long long)blockIdx.x * q_width",
+                ),
+            ),
+        ),
     ),
     then="So the whole step is written in cuda/ops/. Now: what happens between two of them?",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.lanes import Look, Span, lanes_figure
 
 if TYPE_CHECKING:
     from mkref.widgets.figure import Figure
@@ -17,10 +17,11 @@ LAST, FETCH, WORK = max(ENDS), 2.5, 8.0
 GAP, START, HEARD, HOP = 3.0, 1.2, 1.5, 0.8
 """End and start of a kernel; start of a block; end of the kernel before; a counter."""
 LOOKS = {
-    "A": Look("operation A", "#56B4E9"),
-    "B": Look("operation B", "#E69F00", "vertical"),
-    "fetch": Look("first bytes of B on their way", "#F0E442", "dots"),
-    "idle": IDLE,
+    "A": Look("A", "#56B4E9"),
+    "B": Look("B", "#E69F00", "vertical"),
+    "tail": Look("tail: waits for the slowest", "#ffffff", "diagonal"),
+    "gap": Look("gap: end, start, signal", "#CC79A7", "horizontal"),
+    "fetch": Look("ramp: first bytes of B", "#F0E442", "dots"),
 }
 
 
@@ -36,7 +37,8 @@ def boundary_figure() -> Figure:
         ways[0][1].append(
             [
                 done,
-                Span(end, ready, "idle"),
+                *([Span(end, LAST, "tail")] if end < LAST else []),
+                Span(LAST, ready, "gap"),
                 Span(ready, ready + FETCH, "fetch"),
                 Span(ready + FETCH, ready + FETCH + WORK, "B", "B"),
             ]
@@ -47,7 +49,7 @@ def boundary_figure() -> Figure:
         ways[1][1].append(
             [
                 done,
-                Span(end, begins, "idle"),
+                Span(end, begins, "gap"),
                 Span(begins, works, "fetch"),
                 Span(works, works + WORK, "B", "B"),
             ]
@@ -56,7 +58,8 @@ def boundary_figure() -> Figure:
         ways[2][1].append(
             [
                 done,
-                Span(end, works, "fetch"),
+                *([Span(end, LAST, "tail")] if end < LAST else []),
+                Span(LAST, works, "gap"),
                 Span(works, works + WORK, "B", "B"),
             ]
         )
@@ -68,6 +71,7 @@ def boundary_figure() -> Figure:
         "Scheme, not to scale: between two kernels all SMs wait for the slowest part of A, for the "
         "end of a kernel and the start of the next, and then for the first bytes of B. With "
         "dependent launch an SM fetches them as soon as its own part of A is done. In a "
-        "persistent kernel they are on their way before that."
+        "persistent kernel it has asked for them while it still did A: only the tail is left, and "
+        "the way of a signal."
     )
     return lanes_figure("What four SMs do between A and B", sentence, lanes, LOOKS)

@@ -1,7 +1,9 @@
 """Lesson 03: its exercises, the port of RMSNorm into a task and the signal of a task.
 
 Both are parts of a small persistent kernel, `mkref/lessons/cuda/03_tasks.cu`. The inputs are such
-that a wrong row, a wrong number of threads, a missing barrier or an early signal shows.
+that a wrong row, a wrong number of threads, another order of additions, a missing barrier or an
+early signal shows. Whether an arrival is a release shows in no run on a CPU: that is read from the
+answer's text.
 """
 
 from __future__ import annotations
@@ -13,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mkref.lessons.cuda_exercise import CudaExercise, Patch
-from mkref.lessons.exercise import Property, finding
-from mkref.lessons.program import Program, same
-from mkref.reference.scalars import rmsnorm, to_bf16
+from mkref.lessons.exercise import Property, WrongAnswerError, finding
+from mkref.lessons.program import YOURS, Program, same
+from mkref.reference.scalars import from_bf16, rmsnorm, sum_of_squares, to_bf16
 
 __all__ = ["ADD", "EXERCISES", "NORM", "block_barrier", "norm_bits", "run_tasks"]
 
@@ -25,13 +27,19 @@ ADD, NORM = 0, 1
 EPS = 1e-5
 THREADS, SHARED = 320, 1024
 TIME_S = 3.0
+LATE = 10
+"""Pauses of a warp that is late: enough for all others to go as far as they can."""
+RELEASES = ("red_release_add", "add_acq_rel")
+"""Additions that make visible what came before."""
+Floats = npt.NDArray[np.float32]
 Record = tuple[int, int, int, int, int]
 """op, row, counter to wait for (-1: none), arrivals per step, counter to signal (-1: none)."""
 
 
 def run_tasks(
     program: Program, lists: Sequence[Sequence[Record]], *, hidden: int, rows: int, n_counters: int,
-    n_steps: int = 1, seed: int = 0, where: str,
+    n_steps: int = 1, seed: int = 0, late: int = 0, where: str,
+    inputs: tuple[Floats, npt.NDArray[np.uint16]] | None = None,
 ) -> None:  # fmt: skip
     """Run lists of tasks and compare x, y and the counters with what must come out.
 
@@ -43,7 +51,9 @@ def run_tasks(
         hidden, rows, n_counters: sizes.
         n_steps: how often the lists are walked.
         seed: of the inputs, and of the CPU's scheduler.
+        late: pauses of the warps of SM 0 after each arrival and before each task.
         where: the case, in words.
+        inputs: x and gamma; default: random.
 
     Raises:
         WrongAnswerError: something else came out, or the kernel hung.
@@ -52,6 +62,8 @@ def run_tasks(
     x0 = rng.normal(0, 3, (rows, hidden)).astype(np.float32)
     delta = rng.normal(0, 1, hidden).astype(np.float32)
     gamma = to_bf16(rng.normal(0, 1, hidden).astype(np.float32))
+    if inputs is not None:
+        x0, gamma = inputs
     x, y = program.array(x0), program.poisoned((rows, hidden))
     counters = program.array(np.zeros(max(1, n_counters), np.int32))
     records = [record for tasks in lists for record in tasks]
@@ -59,7 +71,7 @@ def run_tasks(
     args = (
         y, x, program.array(gamma), program.array(delta),
         program.array(np.array(records, np.int32)), program.array(offsets), counters, hidden, EPS,
-        n_steps,
+        n_steps, late,
     )  # fmt: skip
     program.launch(
         "tasks", (len(lists),), (THREADS,), args, shared=SHARED, seed=seed, timeout_s=TIME_S
@@ -75,7 +87,7 @@ def run_tasks(
 
 
 def _result(
-    x: npt.NDArray[np.float32], delta: npt.NDArray[np.float32], gamma: npt.NDArray[np.uint16],
+    x: Floats, delta: Floats, gamma: npt.NDArray[np.uint16],
     records: Sequence[Record], n_steps: int,
 ) -> npt.NDArray[np.uint16]:  # fmt: skip
     """y of all rows: the norm of x after all additions, in the order of docs/numerics.md."""
@@ -101,6 +113,59 @@ def _norms(rows: int, hidden: int, seed: int, n_sm: int = 1) -> Callable[[Progra
     return trial
 
 
+def _near_ties(rows: int, hidden: int, seed: int) -> tuple[Floats, npt.NDArray[np.uint16]]:
+    """x and gamma of which the last bit of r shows in y.
+
+    bf16 keeps 8 of 24 bits, so most values of y would not tell a sum in another order. Half of
+    each row are values too small to count in the sum of squares, and each of them is chosen so that
+    y lies beside a tie of bf16: with the next float above or below r, or with (r gamma) as a
+    product of its own, y would be another word.
+    """
+    rng = np.random.default_rng([seed, rows, hidden])
+    # Of quite different sizes, so that another order of additions has another sum.
+    x = (rng.normal(0, 3, (rows, hidden)) * np.exp(rng.normal(0, 1, (rows, hidden)))).astype(
+        np.float32
+    )
+    gamma = to_bf16(rng.uniform(0.5, 2, hidden).astype(np.float32))
+    small = np.arange(hidden) % 2 == 1
+    x[:, small] = 0
+    total = sum_of_squares(x)
+    r = (np.float32(1) / np.sqrt(total / np.float32(hidden) + np.float32(EPS)))[:, None, None]
+    g = from_bf16(gamma)[small][None, :, None]
+    odd = 2 * rng.integers(1 << 7, 1 << 8, (rows, int(small.sum()), 1)) + 1  # halves of an ulp
+    tie = (odd * 2.0**-31).astype(np.float32)
+    near = (tie / (r * g)).astype(np.float32).view(np.uint32) + np.arange(-4, 5).astype(np.uint32)
+    near = near.view(np.float32)  # [rows, small, 9]
+    now = to_bf16((near * r) * g)
+    above, below = (np.nextafter(r, np.float32(end)) for end in (np.inf, -np.inf))
+    shows = np.stack(
+        [
+            now != to_bf16((near * above) * g),
+            now != to_bf16((near * below) * g),
+            now != to_bf16(near * (r * g)),
+        ]
+    )
+    wanted = np.arange(int(small.sum())) % 3
+    chosen = np.take_along_axis(shows, wanted[None, None, :, None], 0)[0].argmax(-1)
+    x[:, small] = np.take_along_axis(near, chosen[..., None], -1)[..., 0]
+    assert np.array_equal(total, sum_of_squares(x)), "small values count"
+    return x, gamma
+
+
+def _exact(rows: int, hidden: int, seed: int) -> Callable[[Program], None]:
+    """NORM of rows that tell whether r has the very bits."""
+    lists = [[(NORM, row, -1, 0, -1) for row in range(rows)]]
+
+    def trial(program: Program) -> None:
+        run_tasks(
+            program, lists, hidden=hidden, rows=rows, n_counters=0, seed=seed,
+            inputs=_near_ties(rows, hidden, seed),
+            where=f"{rows} rows of {hidden}, values beside ties of bf16",
+        )  # fmt: skip
+
+    return trial
+
+
 def _free(n_tasks: int, seed: int) -> Callable[[Program], None]:
     """Tasks of one SM that wait for nobody, each with a counter of its own."""
     lists = [[(ADD, row, -1, 0, n_tasks - 1 - row) for row in range(n_tasks)]]
@@ -114,17 +179,36 @@ def _free(n_tasks: int, seed: int) -> Callable[[Program], None]:
     return trial
 
 
-def _chain(n_steps: int, seed: int) -> Callable[[Program], None]:
+def _chain(n_steps: int, seed: int, late: int = 0) -> Callable[[Program], None]:
     """SM 0 moves x on, SM 1 norms it when its counter says so; SM 0 waits before it goes on."""
     rows = 3
     first = [(ADD, row, rows + row, 0, row) for row in range(rows)]
     second = [(NORM, row, row, 1, rows + row) for row in range(rows)]
+    slow = ", SM 0 is slow" if late else ""
 
     def trial(program: Program) -> None:
         run_tasks(
             program, [first, second], hidden=96, rows=rows, n_counters=2 * rows, n_steps=n_steps,
-            seed=seed, where=f"ADD on SM 0, NORM on SM 1, {n_steps} steps",
+            seed=seed, late=late, where=f"ADD on SM 0, NORM on SM 1, {n_steps} steps{slow}",
         )  # fmt: skip
+
+    return trial
+
+
+def _released(program: Program) -> None:
+    """The arrival is a release: no run on a CPU can tell, so this reads the text."""
+    mine = program.source.split(f'"{YOURS}"\n', 1)[1].split("\n#line", 1)[0]
+    if not any(one in re.sub(r"//[^\n]*|/\*.*?\*/", "", mine, flags=re.S) for one in RELEASES):
+        raise WrongAnswerError(
+            "read from your text: it never calls ptx::red_release_add, so nothing makes the "
+            "outputs visible before the arrival"
+        )
+
+
+def _all(*trials: Callable[[Program], None]) -> Callable[[Program], None]:
+    def trial(program: Program) -> None:
+        for one in trials:
+            one(program)
 
     return trial
 
@@ -198,11 +282,35 @@ _PORT = (
         "for (int w = 1; w < N_WARPS; w++)",
         "eight warps have sums. N_WARPS counts waiter and signaller, too.",
     ),
+    Patch(
+        "  for (int first = 4 * thread; first < p.hidden; first += 4 * THREADS)\n"
+        "    for (int i = first; i < first + 4 && i < p.hidden; i++)\n"
+        "      squares",
+        "  for (int i = thread; i < p.hidden; i += THREADS)\n      squares",
+        "the sum is right but for its last bits. Which squares does a thread of the ordinary "
+        "kernel add: every 256th, or four neighbours and then the next four 1,024 further on?",
+    ),
+    Patch(
+        "  float total = s.squares[0];\n  for (int w = 1; w < CONSUMERS; w++) total",
+        "  float total = s.squares[CONSUMERS - 1];\n"
+        "  for (int w = CONSUMERS - 2; w >= 0; w--) total",
+        "the sum is right but for its last bits. In which order does the ordinary kernel add the "
+        "sums of its warps?",
+    ),
+    Patch(
+        "(x[i] * r) * bf16_to_float(p.gamma[i])",
+        "x[i] * (r * bf16_to_float(p.gamma[i]))",
+        "x times r comes first, then gamma: a product of floats is rounded, so the order shows.",
+    ),
 )
 
+_READ = "    const int signal = s.tasks[at.slot].signal;\n"
+_DONE = "    wait_barrier(&s.done[at.slot], at.phase);  // eight warps have stored their outputs\n"
+_TELL = "    if (threadIdx.x % 32 == 0 && signal >= 0)\n"
+_FREE = "    warp_arrive(&s.free[at.slot]);\n"
 _SIGNAL = (
     Patch(
-        "    wait_barrier(&s.done[at.slot], at.phase);  // eight warps have stored their outputs\n",
+        _DONE,
         "",
         "the signal says that the outputs are there. Which barrier do the consumers arrive at when "
         "they have stored them?",
@@ -213,7 +321,7 @@ _SIGNAL = (
         "all 32 lanes arrive at the counter. A task is one arrival.",
     ),
     Patch(
-        "    warp_arrive(&s.free[at.slot]);\n",
+        _FREE,
         "",
         "the waiter waits for the place of the record (`free`), and nobody gives it back.",
     ),
@@ -232,6 +340,39 @@ _SIGNAL = (
         "threadIdx.x == 0 && signal >= 0",
         "thread 0 is a consumer. The first lane of this warp has threadIdx.x % 32 == 0.",
     ),
+    Patch(
+        _DONE,
+        "",
+        "the arrival comes before `done`: whoever sees it reads outputs that are not stored yet. "
+        "First wait for `done`, then arrive.",
+        more=((_FREE, _DONE + _FREE),),
+    ),
+    Patch(
+        _DONE,
+        "    warp_arrive(&s.free[at.slot]);  // too early\n" + _DONE,
+        "the place is given back before `done`: a slow consumer may still have to read the record "
+        "that the waiter now overwrites.",
+        more=((f"signal, 1);\n{_FREE}", "signal, 1);\n"),),
+    ),
+    Patch(
+        _READ,
+        "",
+        "`signal` is read after `free`, when the waiter may have written the next record there. "
+        "Read it between `ready` and `free`.",
+        more=((_FREE, ""), (_TELL, _FREE + _READ + _TELL)),
+    ),
+    Patch(
+        "wait_barrier(&s.ready[at.slot], at.phase)",
+        "wait_barrier(&s.ready[at.slot], at.phase ^ 1)",
+        "`at.phase ^ 1` asks for the round before. That is right for who waits until a place is "
+        "free, as the waiter does; who waits for a record asks for this round, `at.phase`.",
+    ),
+    Patch(
+        "ptx::red_release_add(",
+        "atomicAdd(",
+        "atomicAdd counts, and orders nothing: another SM may see the counter before the outputs. "
+        "Which addition is a release?",
+    ),
 )
 
 EXERCISES = (
@@ -244,8 +385,8 @@ EXERCISES = (
             Property("more values than 4 x 256", _norms(2, 1500, seed=0)),
             Property("a width that is no multiple of 4", _norms(3, 257, seed=0)),
             Property("several rows on two SMs", _norms(5, 96, seed=0, n_sm=2)),
-            Property("warps in any order", _norms(6, 300, seed=3)),
-            Property("warps in another order", _norms(6, 300, seed=4)),
+            Property("sums in the order of the ordinary kernel", _exact(16, 1500, seed=0)),
+            Property("warps in any order", _all(*(_norms(6, 300, seed=n) for n in (3, 4)))),
         ),
         mistakes=_PORT,
         then="Now find the same lines in `load_normed` of the kernel that runs.",
@@ -258,9 +399,10 @@ EXERCISES = (
             Property("five tasks that wait for nobody", _free(5, seed=0)),
             Property("one step of two SMs", _chain(1, seed=0)),
             Property("counters go on in the next steps", _chain(3, seed=0)),
-            Property("warps in any order", _chain(3, seed=3)),
-            Property("warps in another order", _chain(3, seed=4)),
+            Property("warps in any order", _all(_chain(3, seed=3), _chain(3, seed=4))),
             Property("tasks that signal nobody", _norms(6, 96, seed=1, n_sm=2)),
+            Property("the arrival is a release", _released),
+            Property("an SM whose warps are late", _chain(3, seed=0, late=LATE)),
         ),
         mistakes=_SIGNAL,
         then="Now compare with `signaller` in cuda/megakernel.cu: what else does it look at?",

@@ -75,11 +75,11 @@ def recorded_tasks(sm: int = 5, layer: int = 10) -> Figure:
         looks.setdefault(task.op, Look(task.op, style.fill, style.pattern, style.ink))
         begin, ready, end = (time - start for time in (task.begin, task.ready, task.end))
         spans = [Span(begin, ready, "idle")] if ready > begin else []
-        label = f"{(end - ready) / 1000:.1f} us"
-        lanes.append((task.op, [*spans, Span(ready, end, task.op, label)]))
+        label = f"{(end - ready) / 1000:.1f} us"  # at the row: some bars are too narrow for it
+        lanes.append((f"{task.op}, {label}", [*spans, Span(ready, end, task.op, label)]))
         waited, worked = waited + ready - begin, worked + end - ready
     sentence = (
         f"The consumers of SM {sm} in layer {layer}, {trace.where} [measured]: "
         f"{len(tasks)} tasks, {worked / 1000:.1f} us of work and {waited / 1000:.1f} us of waiting."
     )
-    return lanes_figure(f"One layer on SM {sm}", sentence, lanes, looks)
+    return lanes_figure(f"One layer on SM {sm}, with the time of work", sentence, lanes, looks)

@@ -199,6 +199,39 @@ _PORT = (
         "the query heads of a KV head are neighbours: the first GROUP of them belong to KV head 0.",
         more=(("head % GROUP)", "head / N_KV_HEADS)"),),
     ),
+    Patch(
+        "v * angle[0] + other * angle[1] :",
+        "v * angle[0] - other * angle[1] :",
+        "the odd member has the plus: with a the even and b the odd one, it is b cos + a sin, and "
+        "a here is `other`.",
+    ),
+    Patch(
+        "r ^ 1",
+        "r ^ 8",
+        "8 rows further is the partner in GATE_UP. For the rotation neighbours are pairs, "
+        "(2i, 2i + 1).",
+    ),
+    Patch(
+        "c.p.q[(tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16)]",
+        "c.p.q[row * Q_WIDTH + out]",
+        "q lies in plain rows here. Attention reads tiles: [row][KV head][tile of 16 dims], "
+        "COLUMNS columns of 16 words each.",
+    ),
+    Patch(
+        "row * KV_WIDTH + out - Q_WIDTH - KV_WIDTH",
+        "row * KV_WIDTH + out - Q_WIDTH",
+        "v comes after q and after k: its first output has the number Q_WIDTH + KV_WIDTH.",
+    ),
+    Patch(
+        "dim / 2 * 2",
+        "dim / 2",
+        "angles(c, row) has two numbers per pair, cos and sin: pair number i begins at 2 i.",
+    ),
+    Patch(
+        "      break;\n    }\n    case OP_GATE_UP",
+        "    }\n    case OP_GATE_UP",
+        "without `break` the case of GATE_UP is executed as well, and writes into h.",
+    ),
 )
 
 EXERCISES = (

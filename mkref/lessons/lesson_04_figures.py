@@ -76,13 +76,17 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
     who.append(Span(task.ready - begin, task.end - begin, "task", "QKV"))
     lanes: list[tuple[str, list[Span]]] = [("consumers", who)]
     lanes += [(f"slot {slot}", []) for slot in range(ring.stages)]
-    ahead = 0
+    ahead = taken_slots = 0
+    first = min(times[2] for times in stages.tolist() if times[2] >= task.ready)
     for number, times in enumerate(stages.tolist()):
-        issued, landed, taken, released = times
+        issued, looked, taken, released = times
         if min(times) < 0 or released < begin or issued > end:
             continue
+        # "Landed" is stamped when the loader comes to look. Who is taken has landed before.
+        landed = min(looked, taken)
         ahead += landed <= task.ready <= taken
-        marks = [min(max(time, begin), end) - begin for time in times]
+        taken_slots += issued <= first <= released
+        marks = [min(max(t, begin), end) - begin for t in (issued, landed, taken, released)]
         for kind, a, b in zip(("way", "rests", "used"), marks, marks[1:], strict=False):
             if b > a:
                 lanes[1 + number % ring.stages][1].append(Span(a, b, kind))
@@ -91,6 +95,7 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
         f"The ring of SM {sm} around QKV of layer {layer}, {trace.where} [measured]: "
         f"{ring.stages} slots of {ring.stage_bytes // 1024} KB over "
         f"{(end - begin) / 1000:.1f} us. When x is there, {ahead} stages of weights have landed "
-        "and wait for the consumers."
+        f"and wait for the consumers; when they take the first, {taken_slots} slots are full or "
+        "being filled."
     )
     return lanes_figure("The loader is ahead of the consumers", sentence, lanes, looks)

@@ -117,7 +117,7 @@ _MERGE_MISTAKES = (
     Mistake(
         lambda m, s, o: _mean_of_outputs(s, o, 2.0 ** (m - m.max())),
         "the weight of a chunk is its whole sum, s times 2^(m - M), and not the weight of its "
-        "largest key. Do not divide by s per chunk: bring o and s to one maximum, add, divide once.",
+        "largest key. Bring o and s to one maximum, add them, and divide once.",
     ),
     Mistake(
         lambda m, s, o: _mean_of_outputs(s, o, 2.0**m),
@@ -265,8 +265,8 @@ def chunks_of(position: int, window: int) -> tuple[int, int]:
 
 def split_bits(keys: int = 1000, dims: int = 64) -> dict[int, int]:
     """How many output words change if the keys of a row are cut into n equal parts instead of
-    chunks of 128. A model in float32, one addition after another: it shows that the cut matters, not
-    the bits of the kernel, which adds within a chunk as docs/numerics.md says.
+    chunks of 128. A model in float32, one addition after another: it shows that the cut matters,
+    not the bits of the kernel, which adds within a chunk as docs/numerics.md says.
 
     Returns:
         Number of parts -> outputs, of `dims`, with other bits than chunks of 128 give.

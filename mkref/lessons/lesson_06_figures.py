@@ -108,7 +108,7 @@ def shares_figure(
     looks = {
         "expert": Look("an expert's granules", "#C8C8C8"),
         "first": Look("first half", "#009E73"),
-        "second": Look("second half", "#56B4E9", "diagonal"),
+        "second": Look("second half", "#009E73", "diagonal"),
     }
     lanes: list[tuple[str, list[Span]]] = [
         (
@@ -155,7 +155,7 @@ def route_in_time(sm: int = 22, layer: int = 10) -> Figure:
     looks = {
         "ROUTER": Look("ROUTER", style_of("ROUTER").fill, "dots"),
         "known": Look("asks for known bytes", "#C8C8C8", "horizontal"),
-        "experts": Look("asks for experts", "#D55E00", "vertical"),
+        "experts": Look("asks for experts", style_of("GATE_UP").fill, "vertical"),
         "idle": IDLE,
     }
     tasks = [e for e in trace if (e.sm, e.layer) == (sm, layer) and not e.beside]

@@ -97,9 +97,9 @@ def head_start() -> dict[str, float]:
     """Of the recorded step with one row, us, means over sparse layers and recorded SMs.
 
     Returns:
-        "route": from the end of ROUTER until the first bytes of experts are asked for;
-        "begin": from that until the consumers begin GATE_UP; "waited": what the consumers of all
-        SMs wait before the first half of GATE_UP.
+        "route": from the end of ROUTER until the first bytes of experts are asked for; "idle": how
+        long the loader has asked for nothing by then; "begin": from that until the consumers begin
+        GATE_UP; "waited": what the consumers of all SMs wait before the first half of GATE_UP.
     """
     trace = recorded_trace(RECORD)
     stages = trace.stages
@@ -110,7 +110,7 @@ def head_start() -> dict[str, float]:
         return np.asarray(trace.complete & (columns["op"] == trace.ops.index(op)))
 
     first_half = of("GATE_UP") & (columns["first"] % 2 == 0)
-    route, begin = [], []
+    route, idle, begin = [], [], []
     for layer in np.unique(columns["layer"][of("ROUTER")]):
         here = columns["layer"] == layer
         routed = times[here & of("ROUTER"), END].max()
@@ -120,10 +120,12 @@ def head_start() -> dict[str, float]:
             known = times[mine & of("ATTENTION"), ISSUED].max()  # the last bytes that need no route
             first = asked[np.searchsorted(asked, known, "right")]
             route.append(first - routed)
+            idle.append(first - known)
             begin.append(times[mine & first_half, READY].min() - first)
     waited = (times[first_half, READY] - times[first_half, BEGIN]).mean()
     return {
         "route": float(np.mean(route)) / 1e3,
+        "idle": float(np.mean(idle)) / 1e3,
         "begin": float(np.mean(begin)) / 1e3,
         "waited": float(waited) / 1e3,
     }

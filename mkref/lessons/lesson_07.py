@@ -16,7 +16,7 @@ import numpy as np
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
 from mkref.lessons.exercise import Property
-from mkref.lessons.lesson_07_trials import Candidates, run_sample
+from mkref.lessons.lesson_07_trials import Candidates, run_sample, stop_one_by_one
 from mkref.lessons.recorded import bench_record, recorded_trace
 from mkref.plan.share import share
 from mkref.reference.scalars import F32
@@ -103,6 +103,18 @@ _SAMPLE_MISTAKES = (
         "",
         "nothing is done with the stop ids. What do the lines behind yours count?",
     ),
+    Patch(
+        "best_of_lanes(best, 1)",
+        "best_of_lanes(best, ROWS)",
+        "ROWS is the distance of HEAD, where neighbouring lanes have different rows. Here all of "
+        "them have the same row: lanes at distance 1 must be compared, too.",
+    ),
+    Patch(
+        "if (any) c.s.row_stopped[row] = 1;",
+        "c.s.row_stopped[row] = any;",
+        "a row that has stopped before counts no longer when it draws another token. Once 1, it "
+        "stays 1: nobody sets it back during a launch.",
+    ),
 )
 
 _SAMPLE = CudaExercise(
@@ -136,6 +148,7 @@ _SAMPLE = CudaExercise(
             "stop ids of other rows do not",
             _sample("stop ids of other rows", _stopping(None), n_steps=3),
         ),
+        Property("a row that has stopped stays stopped", stop_one_by_one),
     ),
     mistakes=_SAMPLE_MISTAKES,
     then="Now: which of these lines would be wrong if SMs read the candidates at different times?",
@@ -177,11 +190,11 @@ def x_owners(n_sm: int = 132) -> list[int]:
     return owned
 
 
-def head_share(context: int = 8192) -> float:
-    """Percent of a step's bytes, at batch 1, that are the LM head's."""
+def head_share(context: int = 8192, batch: int = 1) -> float:
+    """Percent of a step's bytes that are the LM head's, with so many rows of this context."""
     from mkref.widgets.light.model import speed_of_light
 
-    step = speed_of_light(NORTH_MINI_CODE, context=context)
+    step = speed_of_light(NORTH_MINI_CODE, context=context, batch=batch)
     return 100 * next(part.n_bytes for part in step.parts if part.name == "LM head") / step.n_bytes
 
 

@@ -1,5 +1,5 @@
 """Pictures of lesson 07: where partial sums meet, two copies of x, the end of the recorded step,
-and the next token of the small trained model at three temperatures."""
+and nano's next token at three temperatures."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def meeting_figure() -> Figure:
     """One element of x in one layer, on the SM that owns it."""
     sentence = (
         "How one element of x gets through a layer on the SM that owns it, a scheme: in O_PROJ "
-        "eight warps leave eight partial sums in slots 0 to 7 of shared memory, one thread adds "
+        "eight warps leave eight partial sums in places 0 to 7 of shared memory, one thread adds "
         "them in that order and adds the result to x, which gives x_mid; in DOWN each of eight "
-        "slots holds a warp's sum over all chosen experts, and these are added in the same order, "
+        "places holds a warp's sum over all chosen experts, and these are added in the same order, "
         "then to x_mid, which gives x of the next layer."
     )
     svg = Svg(760, 268, sentence)
-    svg.text(16, 26, "Every partial sum has a slot; slots are added in their order", size=16,
+    svg.text(16, 26, "Every partial sum has a place; places are added in their order", size=16,
              bold=True)  # fmt: skip
     svg.path("M16 44h640v186h-640z", "none", stroke=OUTLINE, dash="6 4")
     svg.text(26, 222, "one SM, for the 16 elements of x that it owns in every layer")
@@ -72,7 +72,7 @@ def meeting_figure() -> Figure:
     svg.text(711, 198, "all SMs", anchor="middle")
     svg.text(16, 254, "An SM never adds to what another SM owns, so no atomic is needed.")
     table = Table(
-        ("step", "slots", "order", "result"),
+        ("step", "places", "order", "result"),
         (
             ("O_PROJ", "8, one per warp", "p0 to p7, then x + sum", "x_mid"),
             ("DOWN", "8, one per warp, experts ascending in each", "p0 to p7, then x_mid + sum",
@@ -154,7 +154,7 @@ def recorded_end(sms: tuple[int, ...] = (0, 40, 80, 120)) -> Figure:
 def next_figure(
     temperatures: tuple[float, ...] = (0.5, 1.0, 2.0), top_p: float = 0.9, shown: int = 16
 ) -> Figure:
-    """The likeliest next tokens of the small model, and those that top_p keeps."""
+    """The likeliest next tokens of nano, and those that top_p keeps."""
     spread = [probabilities(t) for t in temperatures]
     order = np.argsort(-spread[0])[:shown]
     names = [repr(tokenizer().decode([int(i)])) for i in order]
@@ -164,7 +164,7 @@ def next_figure(
         f"{len(p):,}"
         for t, p, n in zip(temperatures, spread, kept, strict=True)
     )
-    sentence = f"What the small trained model says after {SAID!r} [derived]. {said}."
+    sentence = f"What nano says after {SAID!r} [derived]. {said}."
     left, top, row, column = 92, 66, 20, 216
     svg = Svg(760, top + row * (shown + 1) + 46, sentence)
     svg.text(16, 26, f"The token after {SAID!r}", size=16, bold=True)

@@ -1,4 +1,4 @@
-"""The next token of the small trained model that comes with mkref, for lesson 07.
+"""The next token of nano, the trained model that comes with mkref, for lesson 07.
 
 What it does not do: use the kernel. Logits come from PyTorch, with the contract's roundings.
 """
@@ -43,13 +43,13 @@ def _model() -> tuple[NorthConfig, Tokenizer]:
 
 
 def tokenizer() -> Tokenizer:
-    """Of the small trained model that comes with mkref."""
+    """Of nano."""
     return _model()[1]
 
 
 @cache
 def next_logits(prompt: str = PROMPT) -> Numbers:
-    """The small trained model's logits of the token after a prompt, float32 [2048]."""
+    """nano's logits of the token after a prompt, float32 [2048]."""
     from safetensors.torch import load_file
 
     from mkref.paths import models_root

@@ -34,7 +34,7 @@ def nucleus(mass: Sequence[int], target: int) -> list[bool]:
     # BEGIN SOLUTION
     total, least = 0, 0
     for one in sorted(mass, reverse=True):
-        if total >= target and one != least:
+        if total >= target:
             break
         total += one
         least = one
@@ -86,7 +86,7 @@ def _trained(answer: Answer) -> None:
         mass = [int(one) for one in masses(z)[1]]
         target = max(1, sum(mass) * int(F32(top_p) * F32(2.0**32)) >> 32)
         right = [bool(one) for one in kept(z, Rules(temperature=temperature, top_p=top_p))]
-        where = f"the small model, temperature {temperature:g}, top_p {top_p:g}"
+        where = f"nano, temperature {temperature:g}, top_p {top_p:g}"
         _compare(answer, where, mass, target, right)
 
 

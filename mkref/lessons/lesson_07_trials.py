@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mkref.lessons.program import Program
     from mkref.plan.task import Task
 
-__all__ = ["Candidates", "run_sample"]
+__all__ = ["Candidates", "run_sample", "stop_one_by_one"]
 
 N_SM = 2
 Array = npt.NDArray[Any]
@@ -68,9 +68,9 @@ class Candidates:
         return self.tokens[best, np.arange(self.values.shape[1])]
 
 
-def _part(n: int, *ops: Op) -> Plan:
+def _part(n: int, *ops: Op, n_sm: int = N_SM) -> Plan:
     """Tasks of some operations, SAMPLE among n candidates; nobody waits for anybody."""
-    plan = lesson_plan(N_SM)
+    plan = lesson_plan(n_sm)
 
     def alone(task: Task) -> Task:
         task = replace(task, wait=NO_COUNTER, wait_count=0, signal=NO_COUNTER, flags=0)
@@ -141,6 +141,27 @@ def run_sample(
     same(right, own["tokens_out"][steps - 1, :rows], where, f"tokens_out of step {steps - 1}")
 
 
+def stop_one_by_one(program: Program) -> None:
+    """Three rows of which the first draws its stop id in step 0 and the second in step 1.
+
+    A step must draw other tokens than the one before, though HEAD does not run: `tokens_out` of
+    step 0 lies over the values of the first candidate. So that one wins once, and its value becomes
+    a token, which as a float is next to 0. With one SM nobody else still reads it.
+
+    Raises:
+        WrongAnswerError: the launch does not end after the second of four steps.
+    """
+    tokens = np.arange(300, 312, dtype=np.int32).reshape(4, 3)
+    values = np.repeat(np.array([[5], [1], [-1], [-2]], np.float32), 3, axis=1)  # room for 4 steps
+    case = Candidates(values, tokens, ((300,), (304,), ()))
+    where = "row 0 draws a stop id in step 0, row 1 in step 1; two such rows end the launch"
+    own = _launch(program, _part(2, Op.SAMPLE, n_sm=1), case, 4, where, stop_after=2, changing=True)
+    if own["progress"][0] != 2:
+        raise WrongAnswerError(
+            f"{where}: it must end after 2 steps, it ends after {own['progress'][0]}"
+        )
+
+
 def _memory(program: Program, part: Plan, case: Candidates) -> dict[str, Array]:
     """Buffers of a launch, between guards."""
     n, rows = case.values.shape
@@ -156,8 +177,10 @@ def _memory(program: Program, part: Plan, case: Candidates) -> dict[str, Array]:
 
 
 def _launch(
-    program: Program, part: Plan, case: Candidates, n_steps: int, where: str
-) -> dict[str, Array]:
+    program: Program, part: Plan, case: Candidates, n_steps: int, where: str, *,
+    stop_after: int = 1, changing: bool = False,
+) -> dict[str, Array]:  # fmt: skip
+    """Launch; `changing`: `tokens_out` lies over the candidates' values."""
     from mkref.machine.host import HOST_RING
     from mkref.machine.source import THREADS, shared_bytes
 
@@ -165,10 +188,12 @@ def _launch(
     params = np.zeros(1, PARAMS)
     for name, array in own.items():
         params[name] = array.ctypes.data
+    if changing:
+        params["tokens_out"] = own["best_values"].ctypes.data
     params["max_pages"] = own["page_table"].shape[2]
     params["max_chunks"] = own["part_o"].shape[2]
     params["rows"], params["n_steps"] = case.values.shape[1], n_steps
-    params["stop_after"], params["timeout_ns"] = 1, int(TIMEOUT_S * 1e9)
+    params["stop_after"], params["timeout_ns"] = stop_after, int(TIMEOUT_S * 1e9)
     program.launch(
         "megakernel", (part.n_sm,), (THREADS,), (params[0],), timeout_s=4 * TIMEOUT_S,
         shared=shared_bytes(part.config, HOST_RING, part.rows),

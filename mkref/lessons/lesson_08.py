@@ -7,6 +7,7 @@ other blocks wrote in the phase before, so whoever goes on too early computes so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +15,24 @@ import numpy.typing as npt
 from mkref.lessons.cuda_exercise import CudaExercise, Patch
 from mkref.lessons.exercise import Property, WrongAnswerError
 from mkref.lessons.program import HANGS, Program, same
+from mkref.lessons.source import Code, code
 from mkref.plan.share import share
 
-__all__ = ["EXERCISES", "run_lists"]
+__all__ = ["EXERCISES", "end_of_step", "run_lists"]
 
 FILE = "08_loop.cu"
 THREADS = 96
 TIME_S = 1.5
 Record = tuple[int, int, int]
 """phase, first value, number of values."""
+
+
+def end_of_step() -> Code:
+    """The second half of the kernel's `sample`, behind what exercise 07.1 asks for."""
+    whole = code("sample")
+    lines = whole.text.splitlines()
+    first = next(i for i, line in enumerate(lines) if "consumers_sync()" in line)
+    return replace(whole, line=whole.line + first, text="\n".join(lines[first:]))
 
 
 def run_lists(
@@ -43,9 +53,11 @@ def run_lists(
         WrongAnswerError: something else came out, or the kernel hung.
     """
     x0 = np.random.default_rng([seed, n]).integers(0, 1 << 32, n, dtype=np.uint32)
+    # What lies behind the last list belongs to nobody: whoever reads on writes beside x.
+    behind = (n_phases - 1, n, 1)
     x, arrivals = program.poisoned((2, n), np.uint32), program.array(np.zeros(1, np.int32))
     x[0] = x0
-    records = np.array([record for tasks in lists for record in tasks], np.int32)
+    records = np.array([*(record for tasks in lists for record in tasks), behind], np.int32)
     offsets = np.cumsum([0, *map(len, lists)]).astype(np.int32)
     args = (
         x, program.array(records), program.array(offsets), arrivals, n, n_phases, n_steps
@@ -204,6 +216,41 @@ _WALK = (
         "      grid_barrier(p.arrivals, round);\n      round++;\n    }\n",
         "      round++;\n    }\n    grid_barrier(p.arrivals, step);\n",
         "one barrier per step: the second phase reads what others are still writing in the first.",
+    ),
+    Patch(
+        "at < n_tasks && list[at].phase == phase",
+        "list[at].phase == phase",
+        "nobody looks where the list ends. Behind it lies the list of the next block, or nothing: "
+        "look at n_tasks before you look at list[at].",
+    ),
+    Patch(
+        "run_task(p, list[at], round);",
+        "run_task(p, list[at], phase);",
+        "the phase begins again with each step, but the two buffers go on in turns. run_task wants "
+        "the number that counts the phases of all steps.",
+    ),
+    Patch(
+        "        run_task(p, list[at], round);\n      grid_barrier(p.arrivals, round);\n"
+        "      round++;\n",
+        "      {\n        run_task(p, list[at], round);\n"
+        "        grid_barrier(p.arrivals, round);\n        round++;\n      }\n",
+        "each task has a barrier with a number of its own, so blocks with fewer tasks are counted "
+        "too seldom, and the others wait for them. Count phases, not tasks.",
+    ),
+    Patch(
+        "        run_task(p, list[at], round);\n      grid_barrier(p.arrivals, round);\n"
+        "      round++;\n",
+        "        run_task(p, list[at], round);\n"
+        "      if (at > first) grid_barrier(p.arrivals, round++);\n",
+        "a phase without tasks here is left out, barrier and number. The other blocks count it: "
+        "every block must come to every barrier, with the same number.",
+        more=(("      for (;", "      const int first = at;\n      for (;"),),
+    ),
+    Patch(
+        "      round++;\n",
+        "",
+        "all barriers have number 0, so only the first of them holds anybody. What must grow with "
+        "every phase?",
     ),
 )
 

@@ -40,9 +40,10 @@ def counters_of(op: str, layer: int) -> tuple[str | None, str | None]:
 
     `op` is "EMBED", "ROUTER", "QKV", "ATTENTION", "MERGE", "O_PROJ", "GATE_UP", "DOWN", "HEAD" or
     "SAMPLE". You choose the names; None is no counter. A counter is full when all tasks that signal
-    it are done. Of every layer there is another set of counters.
+    it are done. The same name is the same counter, so names must differ from layer to layer.
 
     HEAD and SAMPLE have the number after the last layer. DOWN of a layer makes the x of the next.
+    Layer 0 is dense: it has no ROUTER.
     """
     # BEGIN SOLUTION
     waits = {
@@ -141,10 +142,13 @@ def unread(plan: Plan, layer: int) -> Iterator[tuple[Op, Op]]:
 def _names(answer: Answer, op: Op, layer: int) -> Names:
     given = answer(op.name, layer)
     where = f"{op.name} of layer {layer}"
-    if given is None:
+    if given is None and all(answer(other.name, 1) is None for other in Op):
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     if not isinstance(given, tuple | list) or len(given) != 2:
-        raise WrongAnswerError(f"{where}: it returns {given!r:.60}, and not a pair (wait, signal)")
+        raise WrongAnswerError(
+            f"{where}: it returns {given!r:.60}, and not a pair (wait, signal); no counter is None "
+            "in the pair"
+        )
     for name in given:
         if name is not None and (not isinstance(name, str) or not name):
             raise WrongAnswerError(f"{where}: {name!r:.60} is no name of a counter")
@@ -254,6 +258,12 @@ def _in_order(op: str, layer: int) -> Names:
     return before, f"x{layer + 1}" if op == "DOWN" else f"{op}{layer}"
 
 
+def _one_layer(op: str, layer: int) -> Names:
+    """Names without a layer: all layers share their counters."""
+    wait, signal = counters_of(op, layer)
+    return wait and wait.rstrip("0123456789"), signal and signal.rstrip("0123456789")
+
+
 _COUNTERS = PythonExercise(
     id="09.1",
     solution=counters_of,
@@ -279,6 +289,16 @@ _COUNTERS = PythonExercise(
             _but(GATE_UP=("merge{}", "h{}")),
             "GATE_UP comes after MERGE in the list, but does it read what MERGE makes? In this "
             "model attention and experts begin with the same x.",
+        ),
+        Mistake(
+            _but(GATE_UP=("router{}", "h{}")),
+            "GATE_UP does need the experts, but layer 0 is dense and has no ROUTER. The experts "
+            "are waited for elsewhere, by the loader. What else does GATE_UP read, in every layer?",
+        ),
+        Mistake(
+            _one_layer,
+            "a name is one counter for the whole step. Here it has arrivals of all layers, so it "
+            "is full only when the last layer is done: put the number of the layer into the name.",
         ),
         Mistake(
             _but(O_PROJ=("merge{}", "o{}")),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.lanes import IDLE, Span, lanes_figure, op_look
 from mkref.lessons.lesson_09 import producers
 from mkref.lessons.recorded import bench_record
+from mkref.measure.rungs import ORDER
 from mkref.plan import Op
+from mkref.plan.effects import READS, WRITES
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
@@ -60,15 +62,23 @@ def rungs_figure() -> Figure:
 
 
 def needs(plan: Plan, layer: int) -> list[str]:
-    """For every operation of a layer, whose outputs it reads, as the proofs have it."""
-    ops = sorted({task.op for _, _, task in plan if task.layer == layer})
+    """For every operation of a layer, whose outputs it reads and what it writes, as the proofs have
+    it; in the order of the model, with EMBED before and HEAD and SAMPLE behind the layers."""
+    last = plan.config.num_hidden_layers
     lines = []
-    for op in ops:
-        sources = sorted(producers(Op(op), layer), key=lambda pair: (pair[1], pair[0]))
-        read = ", ".join(
-            f"{source.name}{' of the layer before' if at < layer else ''}" for source, at in sources
-        )
-        lines.append(f"{Op(op).name:10} reads outputs of {read}")
+    for op in ORDER:
+        at = {Op.EMBED: 0, Op.HEAD: last, Op.SAMPLE: last}.get(op, layer)
+        sources = sorted(producers(op, at), key=lambda pair: (pair[1], pair[0]))
+        read = [f"{one.name}{' of the layer before' if of < at else ''}" for one, of in sources]
+        read += [
+            f"{one.name} of the step before"
+            for touch in READS[op]
+            for one in ORDER
+            if touch.of_step_before and touch.buffer in {w.buffer for w in WRITES[one]}
+        ]
+        written = (f"{w.buffer}{' of the next layer' * (w.layer == 'next')}" for w in WRITES[op])
+        lines.append(f"{op.name:9} reads outputs of {', '.join(read)}")
+        lines.append(f"{'':9}   and writes {', '.join(written)}")
     return lines
 
 
@@ -93,12 +103,7 @@ def _lanes(waits: dict[str, str], mark: str) -> list[tuple[str, list[Span]]]:
 
 def false_wait_figure() -> Figure:
     """The same three operations with a barrier after each, and with what they need."""
-    looks = {
-        "O_PROJ": Look("O_PROJ", "#009E73", "vertical"),
-        "GATE_UP": Look("GATE_UP", "#E69F00"),
-        "DOWN": Look("DOWN", "#56B4E9", "dots"),
-        "idle": IDLE,
-    }
+    looks = {**{op: op_look(op) for op in WORK}, "idle": IDLE}
     with_barriers = _lanes({"GATE_UP": "O_PROJ", "DOWN": "GATE_UP"}, "")
     with_counters = _lanes({"DOWN": "GATE_UP"}, " ")
     ends = [

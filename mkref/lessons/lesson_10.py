@@ -29,7 +29,7 @@ ALWAYS = (Op.EMBED, Op.HEAD, Op.SAMPLE)
 """Tasks that lie before and after all layers and stay where they are."""
 CASES = ((328, 0, 132), (768, 328, 132), (96, 24, 7), (40, 13, 8), (33, 100, 32), (9, 2, 9))
 """Granules, granules of the other operation, slots: never fewer granules than slots."""
-FEW = ((3, 5, 8), (1, 7, 4), (0, 3, 2), (130, 328, 132))
+FEW = ((1, 4, 8), (3, 5, 8), (1, 7, 4), (0, 3, 2), (130, 328, 132))
 
 
 def beside(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
@@ -37,7 +37,8 @@ def beside(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
 
     The slots have already got `other` granules of another operation, slot s those from
     other * s // n_slots to other * (s + 1) // n_slots. Of both together, every slot shall have
-    as many as the next, give or take one.
+    as many as the next, give or take one. If `total` is less than `n_slots`, the range is the
+    plain share, as if `other` were 0.
     """
     # BEGIN SOLUTION
     if total < n_slots:  # nothing to make up with
@@ -234,9 +235,14 @@ def _filled(before: str, after: str) -> Callable[[Answer], None]:
         for names in _ordered(answer, 3)[1]:
             first, last = names.index(before), names.index(after)
             if not any(name.startswith("GATE_UP") for name in names[first:last]):
+                early = any(
+                    name.startswith("GATE_UP") for name in names[: names.index("ATTENTION")]
+                )
                 raise WrongAnswerError(
                     f"{' '.join(names)}: after {before}, {after} is next to wait, and nothing in "
                     "between gives the slowest SM time"
+                    + early
+                    * " (before ATTENTION the experts of GATE_UP are not known yet)"
                 )
 
     return trial
@@ -323,6 +329,24 @@ _BACK_FILL = PythonExercise(
                 "DOWN",
             ),
             "MERGE follows ATTENTION at once, so every SM waits for the slowest attention.",
+        ),
+        Mistake(
+            _order(
+                *("ROUTER", "QKV", "GATE_UP.0", "ATTENTION", "MERGE", "GATE_UP.1", "O_PROJ"),
+                "DOWN",
+            ),
+            "before ATTENTION there is a wait, too, but it is the wrong hole: just behind ROUTER "
+            "the experts are not known yet, so GATE_UP would wait as well. And it would make "
+            "attention late, for which everybody waits. Put it behind ATTENTION.",
+        ),
+        Mistake(
+            _order(
+                *("ROUTER", "QKV", "GATE_UP.0", "GATE_UP.1", "ATTENTION", "MERGE", "O_PROJ"),
+                "DOWN",
+            ),
+            "all of GATE_UP stands before ATTENTION, where its experts are hardly known, and "
+            "attention, for which everybody waits, begins late. Nothing is left for the two holes "
+            "behind it.",
         ),
         Mistake(
             _order(

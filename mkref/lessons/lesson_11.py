@@ -82,7 +82,13 @@ def _play(slots: int, most: int, n: int, seed: int, *, slow: float) -> list[Stag
 
 
 def _number(answer: Answer, case: Stage) -> Any:
-    given = answer(*case[:3], *([*times] for times in case[3:]))
+    try:
+        given = answer(*case[:3], *([*times] for times in case[3:]))
+    except IndexError:
+        raise WrongAnswerError(
+            "an index is beyond the end of a list: the lists end with stage i - 1, stage i itself "
+            "has no times yet, and for the first stages there is nobody before them"
+        ) from None
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     return given
@@ -136,7 +142,12 @@ def _record(answer: Answer) -> None:
 
 
 def _rule(
-    *, ring: str = "released", cap: str = "landed", cap_less: int = 0, least: bool = False
+    *,
+    ring: str = "released",
+    cap: str = "landed",
+    cap_less: int = 0,
+    least: bool = False,
+    in_order: bool = True,
 ) -> Answer:
     """The rule with other lists or other stages, or without one of its parts."""
 
@@ -144,7 +155,7 @@ def _rule(
         i: int, slots: int, most: int, issued: Times, landed: Times, released: Times
     ) -> float:
         lists = {"issued": issued, "landed": landed, "released": released}
-        at = [issued[i - 1] if i else 0.0]
+        at = [issued[i - 1] if i and in_order else 0.0]
         for name, n, less in ((ring, slots, 0), (cap, most, cap_less)):
             if name and i >= n + less >= 1:
                 at.append(lists[name][i - n - less])
@@ -189,6 +200,11 @@ _ISSUE = PythonExercise(
             _rule(cap_less=-1),
             "one too few in flight: with `most` = 1 stage i may be asked for as soon as stage "
             "i - 1 has landed.",
+        ),
+        Mistake(
+            _rule(in_order=False),
+            "both limits are there, and the order is not: one loader asks for one stage after "
+            "another. So when is stage i asked for at the earliest, seen from stage i - 1?",
         ),
         Mistake(
             _rule(least=True),
@@ -248,6 +264,11 @@ _NEEDED = PythonExercise(
         Mistake(
             lambda b, t, n, s: _bytes(b, t) / n // s,
             "rounded down, the memory idles for a part of every latency. Round up.",
+        ),
+        Mistake(
+            lambda b, t, n, s: round(_bytes(b, t) / n / s),
+            "`round` goes to the nearest whole number, and so sometimes down: 1.1 stages become "
+            "one. What is needed is the next whole number above.",
         ),
         Mistake(
             lambda b, t, n, s: math.ceil(_bytes(b, t) / s),

@@ -14,8 +14,10 @@ from mkref.lessons.recorded import recorded_trace
 from mkref.trace.events import BEGIN, ISSUED, READY
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
+from mkref.widgets.hardware import BANDWIDTHS
 
-__all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "simulated_ms", "sweep"]
+__all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "simulated_ms"]
+__all__ += ["stages_in_flight", "sweep"]
 
 N_SM, CONTEXT, PAGES = 132, 8192, 200
 SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
@@ -35,6 +37,14 @@ def copy_ns(percent: float) -> float:
     stages = recorded_trace(RECORD).stages
     assert stages is not None
     return float(np.percentile(stages.landed() - stages.times[:, 0], percent))
+
+
+def stages_in_flight(latency_ns: float, n_sm: int = N_SM) -> float:
+    """Stages that each SM must have in flight on an H200 at that latency; not rounded."""
+    stages = recorded_trace(RECORD).stages
+    assert stages is not None
+    rate = BANDWIDTHS["h200"].bytes_per_s
+    return rate * latency_ns * 1e-9 / n_sm / stages.ring.stage_bytes
 
 
 def asked_while_waiting() -> Figure:

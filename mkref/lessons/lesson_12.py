@@ -1,15 +1,9 @@
-"""Lesson 12: its exercises, what counters tell and the waits of tasks that have nothing to do.
-
-The first is the heart of the verifier in small. The second is a fault that this repository had: the
-learner mends a plan, and the verifier says whether it is right.
-"""
+"""Lesson 12, exercise 12.1: what counters tell. It is the heart of the verifier in small."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,20 +15,10 @@ from mkref.lessons.exercise import (
     PythonExercise,
     WrongAnswerError,
 )
-from mkref.lessons.steps import lesson_plan, proved, same_step
-from mkref.plan import NO_COUNTER, Op, Plan
-from mkref.plan.task import Flag, Task
 
-if TYPE_CHECKING:
-    from mkref.config import NorthConfig
-
-__all__ = ["EXERCISES", "IDLE_OPS", "clocks", "with_waits", "without_waits"]
+__all__ = ["EXERCISES", "clocks"]
 
 Lists = Sequence[Sequence[tuple[str | None, str | None]]]
-IDLE_OPS = (Op.O_PROJ, Op.DOWN)
-"""Operations of which an SM may have no rows, and yet must wait for their inputs."""
-SIZES = (7, 9, 11)
-"""SMs of the plans that are mended: more than DOWN has row blocks."""
 
 
 def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
@@ -42,7 +26,8 @@ def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
 
     `lists[sm]` has the tasks of one SM, in order. A task is a pair (wait, signal): the counter that
     must be full before it starts, and the counter at which it arrives when it is done; both are
-    names or None. A counter is full when all tasks that signal it are done.
+    names or None. A counter is full when all tasks that signal it are done. An SM ends a task
+    before it starts the next of its list.
 
     For every SM, a list with one tuple per task: how many tasks of SM 0, 1, 2, ... are surely
     finished when it starts. A task that never starts has no clock: the list of its SM is shorter.
@@ -74,50 +59,6 @@ def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
     # END SOLUTION
 
 
-def with_waits(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
-    """The task as it must be in the plan.
-
-    Of O_PROJ and DOWN, the tasks without rows (`task.count` is 0) have lost their waits. All other
-    tasks are right and come back as they are. `counters` says for a name such as "merge3" (of layer
-    3) which number the counter has and how many arrivals fill it; the words of a task are
-    `task.wait` and `task.wait_count`.
-    """
-    # BEGIN SOLUTION
-    from dataclasses import replace
-
-    from mkref.plan import Op
-
-    needs = {Op.O_PROJ: f"merge{task.layer}", Op.DOWN: f"h{task.layer}"}
-    if task.count or task.op not in needs:
-        return task
-    wait, wait_count = counters[needs[Op(task.op)]]
-    return replace(task, wait=wait, wait_count=wait_count)
-    # END SOLUTION
-
-
-def without_waits(n_sm: int, config: NorthConfig | None = None) -> Plan:
-    """A plan in which tasks of O_PROJ and DOWN without rows wait for nothing.
-
-    Args:
-        n_sm: of the plan.
-        config: the model; default: the small one of the lessons.
-    """
-    from mkref.plan import build_plan
-
-    plan = lesson_plan(n_sm)
-    if config is not None:
-        plan = build_plan(config, n_sm, full_pages=64, sliding_pages=64)
-    return _changed(plan, lambda task: replace(task, wait=NO_COUNTER, wait_count=0), idle=True)
-
-
-def _changed(plan: Plan, change: Callable[[Task], Task], *, idle: bool = False) -> Plan:
-    lists = (
-        tuple(change(t) if not idle or (t.op in IDLE_OPS and t.count == 0) else t for t in tasks)
-        for tasks in plan.tasks
-    )
-    return replace(plan, tasks=tuple(lists))
-
-
 # ---- 12.1
 
 
@@ -130,6 +71,13 @@ def _checked(answer: Answer, lists: Lists, where: str) -> None:
     for sm, (mine, theirs) in enumerate(zip(right, given, strict=True)):
         if not isinstance(theirs, list | tuple):
             raise WrongAnswerError(f"{where}: for SM {sm} it gives {theirs!r:.60}, and not a list")
+        if len({id(clock) for clock in theirs if isinstance(clock, list)}) < sum(
+            isinstance(clock, list) for clock in theirs
+        ):
+            raise WrongAnswerError(
+                f"{where}: clocks of SM {sm} are one and the same list, which went on changing "
+                "after it was stored; store a copy, such as tuple(clock)"
+            )
         for at, (known, said) in enumerate(zip(mine, theirs, strict=False)):
             if not isinstance(said, list | tuple) or list(said) != list(known):
                 raise WrongAnswerError(
@@ -169,7 +117,7 @@ def _drawn(answer: Answer) -> None:
 
 def _walk(
     lists: Lists, *, deep: bool = True, joins: bool = True, needs_all: bool = True,
-    counts_itself: bool = True, again: bool = True, all_seen: bool = False,
+    counts_itself: bool = True, again: bool = True, all_seen: bool = False, learns: bool = True,
 ) -> list[list[tuple[int, ...]]]:  # fmt: skip
     """The solution, with one thing wrong."""
     n = len(lists)
@@ -186,7 +134,7 @@ def _walk(
                 wait, signal = tasks[len(found[sm])]
                 if wait is not None and missing[wait] > (0 if needs_all else total[wait] - 1):
                     break
-                if wait is not None and wait in told:
+                if wait is not None and wait in told and learns:
                     clock[sm] = np.maximum(clock[sm], told[wait]).tolist()
                 found[sm].append(tuple(map(len, found)) if all_seen else tuple(clock[sm]))
                 says = list(clock[sm])
@@ -200,6 +148,15 @@ def _walk(
                     old = told.get(signal, [0] * n) if joins else [0] * n
                     told[signal] = np.maximum(old, says).tolist()
     return found
+
+
+def _own_only(lists: Lists) -> list[list[tuple[int, ...]]]:
+    """No run: every task knows of those before it in its list, and of nothing else."""
+    n = len(lists)
+    return [
+        [tuple(at if i == sm else 0 for i in range(n)) for at in range(len(tasks))]
+        for sm, tasks in enumerate(lists)
+    ]
 
 
 _CLOCKS = PythonExercise(
@@ -224,6 +181,17 @@ _CLOCKS = PythonExercise(
             "a signaller passes on more than its own tasks: whatever it knew is finished, too.",
         ),
         Mistake(
+            lambda lists: _walk(lists, learns=False),
+            "every SM counts its own tasks, and learns nothing from a counter for which it has "
+            "waited. Who has signalled it, and what had they done by then?",
+        ),
+        Mistake(
+            _own_only,
+            "these are numbers of the tasks in each list. Nobody has waited for anybody: play a "
+            "run, in which a task starts only when its counter is full, and learn from the "
+            "counter.",
+        ),
+        Mistake(
             lambda lists: _walk(lists, joins=False),
             "the last arrival overwrites what the others told. Who waits for all may conclude "
             "from all: take the maximum, number by number.",
@@ -246,146 +214,4 @@ _CLOCKS = PythonExercise(
     then="Now find the same lines in `mkref/plan/clocks.py`: `learn` and `work`.",
 )
 
-
-# ---- 12.2
-
-
-def _mended(answer: Answer, n_sm: int) -> Plan:
-    plan = without_waits(n_sm)
-    counters = {c.name: (i, c.target) for i, c in enumerate(plan.counters)}
-    return _changed(plan, lambda task: _task(answer(task, dict(counters))))
-
-
-def _pairs(answer: Answer, n_sm: int) -> Iterator[tuple[int, int, Task, Task]]:
-    """SM, position, the task of the answer and the task of a right plan."""
-    for (sm, at, new), (_, _, old) in zip(_mended(answer, n_sm), lesson_plan(n_sm), strict=True):
-        yield sm, at, new, old
-
-
-def _task(given: Any) -> Task:
-    if given is None:
-        raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not isinstance(given, Task):
-        raise WrongAnswerError(f"it returns {given!r:.60}, which is no task")
-    return given
-
-
-def _proved(answer: Answer) -> None:
-    for n_sm in SIZES:
-        proved(_mended(answer, n_sm))
-
-
-def _still_early(answer: Answer) -> None:
-    for n_sm in SIZES:
-        for sm, at, new, old in _pairs(answer, n_sm):
-            if old.flags & Flag.EARLY and not new.flags & Flag.EARLY:
-                raise WrongAnswerError(
-                    f"{n_sm} SMs: task {at} of SM {sm} ({Op(old.op).name}) no longer reads x early"
-                )
-
-
-def _others(answer: Answer) -> None:
-    for n_sm in SIZES:
-        for sm, at, new, old in _pairs(answer, n_sm):
-            mine = old.op in IDLE_OPS and old.count == 0
-            if replace(new, wait=0, wait_count=0, flags=0) != replace(
-                old, wait=0, wait_count=0, flags=0
-            ) or (not mine and (new.wait, new.wait_count) != (old.wait, old.wait_count)):
-                raise WrongAnswerError(
-                    f"{n_sm} SMs: task {at} of SM {sm} ({Op(old.op).name}) is changed, and it was "
-                    "right"
-                )
-
-
-def _same_bits(answer: Answer) -> None:
-    same_step(_mended(answer, 7), orders=(1,), rows=2)
-
-
-def _waits_for(o_proj: str, down: str, arrivals: int = 0) -> Answer:
-    """Other counters, or another number of arrivals."""
-
-    def answer(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
-        if task.op not in IDLE_OPS or task.count:
-            return task
-        name = (o_proj if task.op == Op.O_PROJ else down) + str(task.layer)
-        return replace(task, wait=counters[name][0], wait_count=arrivals or counters[name][1])
-
-    return answer
-
-
-def _next_layer(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
-    """They wait for the q that the SM itself writes later."""
-    if task.op not in IDLE_OPS or task.count:
-        return task
-    name = f"qkv{task.layer + 1}"
-    wait, wait_count = counters[name if name in counters else f"h{task.layer}"]
-    return replace(task, wait=wait, wait_count=wait_count)
-
-
-def _first_layer(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
-    """They wait for layer 0, whatever their layer."""
-    if task.op not in IDLE_OPS or task.count:
-        return task
-    wait, wait_count = counters["merge0"]
-    return replace(task, wait=wait, wait_count=wait_count)
-
-
-def _not_early(task: Task, _: object) -> Task:
-    return replace(task, flags=task.flags & ~Flag.EARLY)
-
-
-def _all_idle(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
-    """All of O_PROJ and DOWN wait for h: for the tasks with rows of O_PROJ that is wrong."""
-    if task.op not in IDLE_OPS:
-        return task
-    wait, wait_count = counters[f"h{task.layer}"]
-    return replace(task, wait=wait, wait_count=wait_count)
-
-
-_WAITS = PythonExercise(
-    id="12.2",
-    solution=with_waits,
-    properties=(
-        Property("the verifier proves the plans for 7, 9 and 11 SMs", _proved),
-        Property("x is still read early", _still_early),
-        Property("tasks that were right are as before", _others),
-        Property("a step has the same bits", _same_bits),
-    ),
-    mistakes=(
-        Mistake(
-            lambda task, _: task,
-            "nothing has changed. Which tasks have a `count` of 0, and for what do their sisters "
-            "with rows wait?",
-        ),
-        Mistake(
-            _not_early,
-            "a plan that reads x after its counter is right, and gives up what reading early was "
-            "for. Leave the flag, and give the SM another way to know.",
-        ),
-        Mistake(
-            _waits_for("attention", "h"),
-            "the message names who may still be using q, k and v. MERGE reads them as well, so a "
-            "counter that is full before it says too little.",
-        ),
-        Mistake(
-            _next_layer,
-            "nobody may write the next q before this SM knows, and now this SM knows only when all "
-            "have written it: a circle. Wait for what is over before.",
-        ),
-        Mistake(
-            _first_layer,
-            "this is right in layer 0 only. Each layer has counters of its own: `task.layer`.",
-        ),
-        Mistake(
-            _waits_for("merge", "h", arrivals=1),
-            "one arrival says that one SM is done. It takes all: `counters` has the number.",
-        ),
-        Mistake(
-            _all_idle,
-            "tasks with rows had the right wait already, and O_PROJ reads what MERGE makes.",
-        ),
-    ),
-    then="What would be left of this fault if the verifier only knew launches that read x late?",
-)
-
-EXERCISES = (_CLOCKS, _WAITS)
+EXERCISES = (_CLOCKS,)

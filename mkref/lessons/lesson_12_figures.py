@@ -9,7 +9,7 @@ import numpy as np
 
 from mkref.errors import PlanError
 from mkref.lessons.exercise import WrongAnswerError
-from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure, op_look
 from mkref.lessons.recorded import bench_record
 from mkref.lessons.source import file_text, section
 from mkref.lessons.steps import same_step
@@ -23,10 +23,10 @@ __all__ = ["PARTS", "circle", "circle_figure", "first_violation", "message"]
 __all__ += ["overwrite_figure", "sanitizers", "without_wait", "wrong_orders"]
 
 LOOKS = {
-    "use": Look("uses q", "#56B4E9"),
-    "write": Look("writes the next q", "#E69F00", "vertical"),
-    "other": Look("other work", "#DDDDDD"),
-    "know": Look("a task without rows", "#009E73", "dots"),
+    "use": op_look("ATTENTION", "ATTENTION: reads q"),
+    "merge": op_look("MERGE", "MERGE: reads q"),
+    "know": op_look("O_PROJ", "O_PROJ without rows"),
+    "write": op_look("QKV", "QKV: writes the next q"),
     "idle": IDLE,
 }
 PARTS = {
@@ -127,16 +127,24 @@ def sanitizers() -> list[str]:
 def circle_figure() -> Figure:
     """Two SMs that wait for each other for ever, and the order in which they would not."""
     looks = {
-        "work": Look("ATTENTION", "#56B4E9"),
-        "merge": Look("MERGE", "#009E73", "dots"),
-        "idle": Look("waits for ever", "#ffffff", "diagonal"),
+        "work": op_look("ATTENTION"),
+        "merge": op_look("MERGE"),
+        "idle": IDLE,
+        "ever": Look("waits for ever", "#ffffff", "cross"),
     }
     lanes = [
         ("SM 1: MERGE first", []),
-        ("SM 0", [Span(0, 3, "work", "ATTENTION"), Span(3, 12, "idle")]),
-        ("SM 1", [Span(0, 12, "idle")]),
+        ("SM 0", [Span(0, 3, "work", "ATTENTION"), Span(3, 12, "ever", "waits for ever")]),
+        ("SM 1", [Span(0, 12, "ever", "waits for ever")]),
         ("SM 1: ATTENTION first", []),
-        ("SM 0 ", [Span(0, 3, "work", "ATTENTION"), Span(4, 7, "merge", "MERGE")]),
+        (
+            "SM 0 ",
+            [
+                Span(0, 3, "work", "ATTENTION"),
+                Span(3, 4, "idle"),
+                Span(4, 7, "merge", "MERGE"),
+            ],
+        ),
         ("SM 1 ", [Span(0, 4, "work", "ATTENTION"), Span(4, 7, "merge", "MERGE")]),
     ]
     sentence = (
@@ -148,18 +156,19 @@ def circle_figure() -> Figure:
 
 def overwrite_figure() -> Figure:
     """An SM without rows writes the next q while another still reads this one; and the mended."""
-    slow = [Span(0, 7, "use", "ATTENTION"), Span(7, 9, "use", "MERGE")]
+    late = Span(3, 6, "write", "QKV")
+    slow = [Span(0, 7, "use", "ATTENTION"), Span(7, 9, "merge", "MERGE")]
     lanes = [
         ("tasks without rows left out", []),
         ("SM 5", slow),
-        ("SM 0", [Span(0, 2, "use", "ATT"), Span(2, 3, "idle"), Span(3, 6, "write", "QKV")]),
+        ("SM 0", [Span(0, 2.5, "use", "ATTENTION"), Span(2.5, 3, "idle"), late]),
         ("tasks without rows, with waits", []),
         ("SM 5 ", slow),
         (
             "SM 0 ",
             [
-                Span(0, 2, "use", "ATT"),
-                Span(2, 9, "idle"),
+                Span(0, 2.5, "use", "ATTENTION"),
+                Span(2.5, 9, "idle"),
                 Span(9, 10.5, "know", "O_PROJ"),
                 Span(10.5, 13.5, "write", "QKV"),
             ],

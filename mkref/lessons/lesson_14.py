@@ -193,6 +193,10 @@ def _prompts_alone(running: list[int], waiting: list[int], rows: int) -> list[in
     return next_rows(running, [] if any(running) else waiting, rows)
 
 
+def _nobody_begins(running: list[int], waiting: list[int], rows: int) -> list[int]:
+    return next_rows(running, [], rows)
+
+
 def _one_too_few(running: list[int], waiting: list[int], rows: int) -> list[int]:
     less = [max(0, n - 1) for n in running], [max(0, n - 1) for n in waiting]
     return next_rows(*less, rows)
@@ -240,6 +244,11 @@ _SHARE = PythonExercise(
             _one_too_few,
             "the token from which the next is drawn takes a row, too: a request with n tokens "
             "ahead can use n + 1 rows.",
+        ),
+        Mistake(
+            _nobody_begins,
+            "`waiting` is not looked at, so nobody ever begins. Who waits gets a row, in order, as "
+            "long as there is one.",
         ),
         Mistake(
             _no_end,
@@ -318,6 +327,16 @@ _HELD = PythonExercise(
             "a window of w tokens includes the token itself, so it begins at position - w + 1.",
         ),
         Mistake(
+            lambda p, n, w, s: (max(0, p - w) // s if w else 0, (p + n) // s + 1),
+            "off by one at both ends. With window 1 a token sees only itself, and of 1 token from "
+            "position 5 on the last is token 5. What do your two numbers say then?",
+        ),
+        Mistake(
+            lambda p, n, w, s: (max(0, p - w + 1) // s if w else 0, (p + n) // s + 1),
+            "position + count is the first token *behind* the launch. At the end of a page that "
+            "takes a page too many.",
+        ),
+        Mistake(
             lambda p, n, w, s: (max(0, p - w + 1) // s if w else 0, p // s + 1),
             "the kernel does not come back to ask for a page: those of all `count` tokens must be "
             "there before the launch begins.",
@@ -338,6 +357,14 @@ _HELD = PythonExercise(
     then="Now: who pays for it that a launch of 32 steps cannot give pages back on its way?",
 )
 
+
+def _used_as_cached(
+    pages: Sequence[int], refs: list[int], published: set[int]
+) -> tuple[list[int], list[int]]:
+    free, _ = let_go(pages, refs, published)
+    return free, [page for page in reversed(pages) if page in published]
+
+
 _LET_GO = PythonExercise(
     id="14.3",
     solution=let_go,
@@ -350,6 +377,16 @@ _LET_GO = PythonExercise(
             ),
             "`refs` is not looked at, so a page goes while another sequence still reads it. "
             "Nothing is as hard to find as that: the other answers nonsense, much later.",
+        ),
+        Mistake(
+            lambda pages, refs, published: let_go(pages, [*refs], published),
+            "the lists are right, and `refs` is as it was. It belongs to the pool and not to your "
+            "function: count down in the list itself.",
+        ),
+        Mistake(
+            _used_as_cached,
+            "a page that others still use is in `cached`, so it may be given up while they read "
+            "it. Only pages without a user go into either list.",
         ),
         Mistake(
             lambda pages, refs, published: (let_go(pages, refs, set())[0], []),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mkref.widgets.kv.history import History
 
 __all__ = ["PythonCode", "Session", "alone", "load_nano", "long_prompt", "python_code", "session"]
-__all__ += ["measured_row"]
+__all__ += ["lost_and_found", "measured_row", "over_http", "ways_of_a_prompt"]
 
 SHARED = """import os
 import sys
@@ -99,6 +99,27 @@ def session() -> Session:
         return Session(answers, recorder.history(), engine.scheduler.counters)
 
 
+def lost_and_found(history: History, letter: str) -> tuple[int, int, int]:
+    """A request that loses its pages once: how much it had, and how long that took.
+
+    Args:
+        history: of a session.
+        letter: of the request.
+
+    Returns:
+        Tokens in its cache at the end, steps that they took, steps until it has as many again.
+    """
+    tokens = [
+        next((held.tokens for held in moment.running if held.name == letter), 0)
+        for moment in history.moments
+    ]
+    begin = next(i for i, n in enumerate(tokens) if n)
+    gone = next(i for i in range(begin, len(tokens)) if not tokens[i])
+    again = next(i for i in range(gone, len(tokens)) if tokens[i])
+    there = next(i for i in range(again, len(tokens)) if tokens[i] >= tokens[gone - 1])
+    return tokens[gone - 1], gone - begin, there + 1 - again
+
+
 def alone(letters: str) -> dict[str, tuple[int, ...]]:
     """The same requests one after another, in an engine that does nothing else and keeps nothing.
 
@@ -169,3 +190,31 @@ def measured_row(batch: int, kind: str = "even") -> dict[str, Any]:
     """
     wanted = {"batch": batch, "kind": kind, "plan_rows": 8, "context": 8192}
     return next(row for row in _rows() if wanted.items() <= row.items())
+
+
+def over_http(draw: str, users: int) -> float:
+    """How much longer a token takes over HTTP than the step itself, on an H200; 0.01 is 1 %.
+
+    Args:
+        draw: "greedy", or "default", which is temperature 1.0 and top_p 0.95.
+        users: at a time.
+    """
+    rows = bench_record("h200/serve.json")["rows"]
+    wanted = {"draw": draw, "concurrency": users}
+    return float(next(row["over_bare"] for row in rows if wanted.items() <= row.items()))
+
+
+def ways_of_a_prompt() -> dict[str, tuple[float, float]]:
+    """The longest recorded prompt of North's geometry on an H200, in the rows and by PyTorch.
+
+    Returns:
+        Per way: seconds for the prompt, beside somebody who generates; and the time from token to
+        token of that one, median, in milliseconds.
+    """
+    rows = bench_record("h200/prefill.json")["rows"]
+    found = {row["chunk"]: row for row in rows if row["part"] == "latency"}
+    names = {"in seven rows": "7 rows", "by PyTorch": 2048}
+    return {
+        name: (float(found[chunk]["prompt_s"]), float(found[chunk]["ms_median"]))
+        for name, chunk in names.items()
+    }

@@ -157,6 +157,11 @@ _INTERVAL = PythonExercise(
             "the best of one against the mean of the other: two equal programs would differ, too.",
         ),
         Mistake(
+            lambda a, b: (min(b) / max(a), max(b) / min(a)),
+            "smallest and largest time of different turns are divided, so everything that changed "
+            "from turn to turn is in the result. Divide within a turn, then look at the ratios.",
+        ),
+        Mistake(
             lambda a, b: (median(b) / median(a),) * 2,
             "that is one number. How far might it be off, and with two turns as with ten?",
         ),

@@ -4,6 +4,7 @@ the record with the ideas of each rung."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 import numpy as np
@@ -119,6 +120,16 @@ def _first_with(rungs: Rungs, idea: str) -> int:
     return next(i for i, (ideas, _) in enumerate(rungs) if idea in ideas)
 
 
+def _neighbours(rungs: Rungs, idea: str, interval: Interval, *, exact: bool) -> float:
+    """Only rungs that follow each other; `exact`: and that differ in nothing else."""
+    gains = [
+        100 * (1 - interval(before, after)[1])
+        for (ideas, before), (others, after) in pairwise(rungs)
+        if (others - {idea} == ideas if exact else idea not in ideas) and idea in others
+    ]
+    return max(0.0, min(gains, default=0.0))
+
+
 def _percent(ratio: float) -> float:
     return max(0.0, 100 * (1 - ratio))
 
@@ -147,6 +158,16 @@ _CLAIM = PythonExercise(
             lambda rungs, idea, interval: _against(rungs, idea, interval, 1),
             "the rung in front may differ in more than this idea, or lack what this one has. "
             "Compare the sets.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: _neighbours(rungs, idea, interval, exact=False),
+            "neighbours that differ in the idea may differ in other ideas as well. Ask that "
+            "nothing else differs.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: _neighbours(rungs, idea, interval, exact=True),
+            "only neighbours in the list are compared. The partner of a rung may stand anywhere: "
+            "look at every pair.",
         ),
         Mistake(
             lambda rungs, idea, interval: _against(rungs, idea, interval, None),

@@ -117,8 +117,9 @@ def _batch() -> tuple[str, str]:
 def _prefill() -> tuple[str, str]:
     return (
         (
-            "here, too, long prompts run in PyTorch, between steps (docs/architecture.md); "
-            "everything in this lesson is decode"
+            "a long prompt goes through the kernel as well, eight tokens a step, which is slow; "
+            "with exact=False it runs in PyTorch, between steps, here too (lesson 14); everything "
+            "in this lesson is decode"
         ),
         "right",
     )
@@ -130,9 +131,10 @@ def _compile() -> tuple[str, str]:
     return (
         (
             f"kernel {how} and loaded in {start['build_and_load']:.1f} s, first token "
-            f"{start['since_process_start']:.0f} s after the start [measured]; the plan is data"
+            f"{start['since_process_start']:.0f} s after the start [measured]; sizes of the model "
+            "are compiled in, the plan is data"
         ),
-        "does not apply here",
+        "right, and a matter of seconds here",
     )
 
 

@@ -110,16 +110,16 @@ def turns(batch: int) -> Figure:
 
 
 def start(batch: int = 1, part: int = 8) -> Figure:
-    """Consecutive steps of one kernel after it was started, with its first and last ones."""
+    """Consecutive steps of one kernel after it was started, with its first and its next ones."""
     ms = steps(batch)
-    first, last = median(ms[:part]), median(ms[-part:])
+    first, second = median(ms[:part]), median(ms[part : 2 * part])
     low, high = min(ms), max(ms)
     svg_width, height, left = WIDTH, 230, 60
     made = bench_record("h200/full_geometry.json")["provenance"]
     sentence = (
         f"{len(ms)} consecutive steps of one kernel, batch {batch}, {made['gpu']}, "
         f"{made['date'][:10]} [measured]: the median of the first {part} is {first:.2f} ms, of the "
-        f"last {part} {last:.2f} ms."
+        f"next {part} {second:.2f} ms."
     )
     svg = Svg(svg_width, height, sentence)
     svg.text(16, 26, "one kernel, step after step", size=16, bold=True)
@@ -131,12 +131,12 @@ def start(batch: int = 1, part: int = 8) -> Figure:
     for value in (low, high):
         svg.rect(left, y(value), svg_width - left - 30, 1, GRID)
         svg.text(left - 8, y(value) + 4, f"{value:.2f}", anchor="end")
-    for begin, value in ((0, first), (len(ms) - part, last)):
+    for begin, value in ((0, first), (part, second)):
         svg.rect(left + begin * across, y(value) - 1, part * across, 3, "#D55E00")
     for step, value in enumerate(ms):
         x = left + (step + 0.5) * across
         svg.rect(x - 3, y(value) - 3, 6, 6, "#56B4E9", stroke=OUTLINE)
-    for x, anchor, which, value in ((left, "start", "first", first), (0, "end", "last", last)):
+    for x, anchor, which, value in ((left, "start", "first", first), (0, "end", "next", second)):
         says = f"{which} {part} steps: median {value:.2f} ms"
         svg.text(x or svg_width - 30, height - 18, says, anchor=anchor)
     rows = tuple(

@@ -8,7 +8,7 @@ it changes (`mkref.lessons.port`). Exercises: the ordinary kernels and the task'
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -16,10 +16,10 @@ import numpy as np
 
 from mkref.errors import PlanError
 from mkref.lessons.lesson_16_oracle import model_logits
-from mkref.lessons.port import Port
+from mkref.lessons.port import Change, Port
 
 __all__ = ["DIFF", "NEW", "TOLERANCE", "Run", "on_gpu", "refused", "run_step", "shared_port"]
-__all__ += ["violation"]
+__all__ += ["kernel_changes", "violation"]
 
 DIFF = "16_shared_expert.diff"
 NEW = ("SHARED_UP", "SHARED_DOWN")
@@ -37,6 +37,21 @@ TOKENS = (12, 5, 77, 516, 300, 9)
 def shared_port() -> Port:
     """The port of the shared expert."""
     return Port.read(DIFF)
+
+
+def kernel_changes() -> Change:
+    """What the port changes in the kernel, without the body that exercise 16.2 asks for."""
+    change = shared_port()["cuda/megakernel.cu"]
+    hunks = (replace(hunk, lines=_without_body(hunk.lines)) for hunk in change.hunks)
+    return replace(change, hunks=tuple(hunks))
+
+
+def _without_body(lines: tuple[str, ...]) -> tuple[str, ...]:
+    heads = [i for i, line in enumerate(lines) if "void shared_down(" in line]
+    if not heads:
+        return lines
+    first = heads[0] + 1
+    return (*lines[:first], "+  // exercise 16.2", *lines[lines.index("+}", first) :])
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,9 @@ def _largest(h: Any) -> Any:
     return np.abs(from_bf16(h).astype(np.float64)).max(axis=-1, keepdims=True)
 
 
+_H = "  h += (long long)blockIdx.y * width;\n"
+_TO_WIDTH = "  for (int out = warp; out < width"
+_TO_HIDDEN = "  for (int out = warp; out < hidden"
 _ORDINARY = (
     Patch(
         "g / (1.0f + expf(-g)) * u",
@@ -130,6 +133,32 @@ _ORDINARY = (
         "  y += (long long)blockIdx.y * hidden;\n",
         "",
         "every row gets the result of row 0. Which block works on which row?",
+    ),
+    Patch(
+        "  y += (long long)blockIdx.y * hidden;\n",
+        "",
+        "all blocks work on row 0. Each pointer that has rows must be moved to row `blockIdx.y`, "
+        "in both kernels: y and h, then x and h.",
+        more=(
+            (_H + _TO_WIDTH, _TO_WIDTH),
+            ("  x += (long long)blockIdx.y * hidden;\n", ""),
+            (_H + _TO_HIDDEN, _TO_HIDDEN),
+        ),
+    ),
+    Patch(
+        _H + _TO_WIDTH,
+        _TO_WIDTH,
+        "every row's h is written to row 0. A row of `h` is `width` long; where does yours begin?",
+    ),
+    Patch(
+        "  x += (long long)blockIdx.y * hidden;\n",
+        "",
+        "all rows are added to row 0 of x. Move `x` to the block's row, too.",
+    ),
+    Patch(
+        _H + _TO_HIDDEN,
+        _TO_HIDDEN,
+        "shared_down multiplies the h of row 0 for every row. `h` is an input here, and has rows.",
     ),
     Patch(
         "    if (threadIdx.x % 32 == 0) x[out] += sum;",
@@ -206,6 +235,14 @@ _TASK = (
         "ring, and reads bytes that are not its own. Every warp must leave the last one, too.",
     ),
     Patch(
+        "  reader.close();\n",
+        "",
+        "the reader is closed after each block, so it counts the stages of the run from 0 again, "
+        "and waits for stages that the loader does not send. The run of this task is all of its "
+        "blocks; where does it end?",
+        more=(("    });\n  }\n", "    });\n    reader.close();\n  }\n"),),
+    ),
+    Patch(
         "(task.first + block) * 16",
         "block * 16",
         "`block` counts within the task. Which row block of x does this SM begin with?",
@@ -263,6 +300,6 @@ EXERCISES = (
             Property("a whole step with more rows and SMs", _step(6, 4, seed=3)),
         ),
         mistakes=_TASK,
-        then="Compare with `o_proj` above: what would one function for both cost?",
+        then="Now look at `o_proj` in cuda/megakernel.cu: what would one function for both cost?",
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from mkref.config import NORTH_MINI_CODE, NorthConfig
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.lesson_15_record import simulated as simulator_record
 from mkref.lessons.lesson_16 import NEW, shared_port
 from mkref.lessons.steps import lesson_plan
 from mkref.plan.task import NO_COUNTER
@@ -19,7 +20,7 @@ from mkref.widgets.palette import INK, OUTLINE, style_of
 from mkref.widgets.svg import Svg
 
 __all__ = ["EXTRA_BYTES", "PLACES", "RECIPE", "best_place", "cost_figure", "extra_us"]
-__all__ += ["graph_figure", "least_us", "recipe_figure", "timeline_figure"]
+__all__ += ["apart", "graph_figure", "layer_parts", "least_us", "recipe_figure", "timeline_figure"]
 
 N_SM, PAGES, POSITION = 132, 200, 8191
 LAYERS = 5
@@ -30,7 +31,8 @@ PLACES = {"behind QKV": "ATTENTION", "behind ATTENTION": "GATE_UP", "behind GATE
 """Where SHARED_UP can stand, and the operation that then follows it."""
 LIKE = {"SHARED_UP": "QKV", "SHARED_DOWN": "O_PROJ"}
 """Operations that take as long, in the simulator."""
-PORTED = Look("shared expert", "#F0E442", "cross")
+LABELS = {"SHARED_UP": "SU", "SHARED_DOWN": "SD"}
+PORTED = Look("SU, SD: the shared expert", "#F0E442", "cross")
 
 
 def least_us() -> float:
@@ -103,6 +105,35 @@ def best_place() -> str:
     return min(zip("abc", PLACES, strict=True), key=lambda pair: extra_us(pair[1]))[0]
 
 
+def layer_parts(place: str = "") -> tuple[float, float, float]:
+    """Simulated us of a sparse layer, as means of all SMs: old tasks, new tasks, waiting.
+
+    Args:
+        place: as in `simulated`.
+    """
+    trace, parts = simulated(place).trace, [0, 0, 0]
+    for sm in range(N_SM):
+        for event in map(trace.event, trace.tasks_of(sm)):
+            if 1 <= event.layer < LAYERS:
+                parts[event.op in NEW] += event.end - event.ready
+                parts[2] += event.ready - event.begin
+    old, new, waiting = (part / 1e3 / N_SM / (LAYERS - 1) for part in parts)
+    return old, new, waiting
+
+
+def apart() -> tuple[float, float]:
+    """How far the best place is from the next, and how wrong a simulated change can be.
+
+    Returns:
+        The first as a part of a layer; the second as the largest difference between the measured
+        and the simulated ratio of a variant (lesson 15).
+    """
+    best, second = sorted(map(extra_us, PLACES))[:2]
+    variants = simulator_record()["variants"]
+    worst = max(abs(row["measured"] - row["simulated"]) for row in variants)
+    return (second - best) / sum(layer_parts()), float(worst)
+
+
 def cost_figure() -> Figure:
     """What the shared expert adds to a layer, by the place of SHARED_UP."""
     found = {f"{place}": extra_us(place) for place in PLACES}
@@ -121,8 +152,8 @@ def cost_figure() -> Figure:
     return Figure(chart, sentence, Table(("variant", "more per layer"), rows))
 
 
-def timeline_figure(sm: int = 23, layer: int = 3) -> Figure:
-    """One SM in one layer, before the port and after it, simulated."""
+def timeline_figure(sm: int = 60, layer: int = 2) -> Figure:
+    """One SM in one layer, before the port and after it, simulated; one that is near the mean."""
     lanes, names = [], []
     for title, place in (("before", ""), ("after", "behind QKV")):
         trace = simulated(place).trace
@@ -134,7 +165,7 @@ def timeline_figure(sm: int = 23, layer: int = 3) -> Figure:
             kind = "new" if event.op in NEW else event.op
             names.append(kind)
             spans += [Span(at, ready, "idle")] if ready - at > 0.2 else []
-            spans.append(Span(ready, end, kind, style_of(event.op).letter))
+            spans.append(Span(ready, end, kind, LABELS.get(event.op, style_of(event.op).letter)))
         lanes.append((f"{title}, SM {sm}", spans))
     looks = {}
     for name in dict.fromkeys(names):
@@ -144,8 +175,10 @@ def timeline_figure(sm: int = 23, layer: int = 3) -> Figure:
     sentence = (
         f"SM {sm} in layer {layer} of North Mini Code, one row at 8,192 tokens, drawn to scale "
         f"[simulated]: {lasts[0]:.1f} us before the port, {lasts[1]:.1f} us with the shared "
-        "expert. Hatched: the consumers wait. SHARED_UP stands between QKV and ATTENTION, where "
-        "every SM waits for the q of the others; SHARED_DOWN between O_PROJ and DOWN."
+        f"expert. The difference, {lasts[1] - lasts[0]:.1f} us, is near that of the whole step per "
+        f"layer, {extra_us('behind QKV'):.1f} us; other SMs and layers have more or less. Hatched: "
+        "the consumers wait. SHARED_UP (SU) stands between QKV and the wait of ATTENTION, "
+        "SHARED_DOWN (SD) between O_PROJ and DOWN."
     )
     return lanes_figure("One SM in one layer", sentence, lanes, {**looks, "idle": IDLE})
 

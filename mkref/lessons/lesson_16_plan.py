@@ -5,6 +5,7 @@ An answer's tasks take the place of the port's own; the port's verifier says whe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -153,9 +154,15 @@ def _proved(*sizes: int) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
         for n_sm in sizes:
             if wrong := _violation(_entered(answer, n_sm)):
-                raise WrongAnswerError(f"{n_sm} SM{'s' * (n_sm > 1)}, the verifier says: {wrong}")
+                said = f"{n_sm} SM{'s' * (n_sm > 1)}, the verifier says: {_named(wrong)}"
+                raise WrongAnswerError(said)
 
     return trial
+
+
+def _named(text: str) -> str:
+    """With the name that an answer knows x by: DOWN of the layer before brings it out."""
+    return re.sub(r"'out\d+'", lambda found: f"{found[0]} (which is `x` here)", text)
 
 
 def _new_tasks(plan: Any) -> list[tuple[int, int, Any, str]]:
@@ -170,15 +177,50 @@ def _no_longer(answer: Answer) -> None:
     if not _new_tasks(plan):
         raise WrongAnswerError("3 SMs: there is no new task")
     for sm, _, task, name in _new_tasks(plan):
-        waits = plan.counters[task.wait].name if task.wait != NO_COUNTER else "nothing"
+        waits = _counter(plan, task.wait)
         x = "x0" if not task.layer else f"out{task.layer - 1}"
         late = waits != x if name == "SHARED_UP" else waits == f"h{task.layer}"
         if late:
             needs = x if name == "SHARED_UP" else f"h_shared{task.layer}"
             raise WrongAnswerError(
-                f"SM {sm}: {name} of layer {task.layer} waits for {waits!r}; what it reads is "
-                f"there when {needs!r} is full"
+                _named(
+                    f"SM {sm}: {name} of layer {task.layer} waits for {waits!r}; what it reads is "
+                    f"there when {needs!r} is full"
+                )
             )
+        if name == "SHARED_DOWN" and task.signal != NO_COUNTER:
+            raise WrongAnswerError(
+                f"SM {sm}: SHARED_DOWN of layer {task.layer} arrives at "
+                f"{_counter(plan, task.signal)!r}, so whoever waits for that waits for every "
+                "SHARED_DOWN as well"
+            )
+
+
+def _counter(plan: Any, number: int) -> str:
+    return str(plan.counters[number].name) if number != NO_COUNTER else "nothing"
+
+
+def _moved(answer: Answer) -> Answer:
+    """The answer, after somebody has moved its SHARED_UP behind GATE_UP."""
+
+    def late(tasks: Sequence[Task], *rest: Any) -> Any:
+        given = answer(tasks, *rest)
+        if not isinstance(given, list | tuple):
+            return given
+        ups = [task for task in given if task.op == rest[2].op]
+        others = [task for task in given if task not in ups]
+        at = next((i for i, task in enumerate(others) if task.op == Op.O_PROJ), len(others))
+        return [*others[:at], *ups, *others[at:]]
+
+    return late
+
+
+def _robust(answer: Answer) -> None:
+    """Every wait is there that the tasks need, wherever they stand."""
+    if _violation(_entered(answer, 3)):
+        raise WrongAnswerError("3 SMs: not moved, since it is not proved as it is")
+    if wrong := _violation(_entered(_moved(answer), 3)):
+        raise WrongAnswerError(f"3 SMs, SHARED_UP moved, the verifier says: {_named(wrong)}")
 
 
 def _early(answer: Answer) -> None:
@@ -241,7 +283,8 @@ EXERCISES = (
             Property("the verifier proves the plan for one SM", _proved(1)),
             Property("and for 2, 4 and 7 SMs", _proved(2, 4, 7)),
             Property("no wait is longer than it must be", _no_longer),
-            Property("SHARED_UP fills the wait for q", _early),
+            Property("SHARED_UP stands behind QKV, before ATTENTION", _early),
+            Property("it is still proved if SHARED_UP moves behind GATE_UP", _robust),
             Property("a step has the same bits", _same_bits),
         ),
         mistakes=(
@@ -258,6 +301,32 @@ EXERCISES = (
                 _wrong(up={"wait": ""}),
                 "SHARED_UP reads x, which the DOWN of other SMs has written. For which counter do "
                 "QKV and GATE_UP wait?",
+            ),
+            Mistake(
+                _wrong(down={"wait": ""}),
+                "SHARED_DOWN waits for nothing. That other waits order it is luck of the place: "
+                "move SHARED_UP, and nothing does. A task waits for what it reads. Which counter "
+                "says that all of h_shared is there?",
+            ),
+            Mistake(
+                _wrong(down={"wait": "merge"}),
+                "what SHARED_DOWN reads is not the result of MERGE; it only comes earlier while "
+                "SHARED_UP stands where it does. Which counter does SHARED_UP signal?",
+            ),
+            Mistake(
+                _wrong(down={"signal": "h"}),
+                "DOWN waits for `h`, and so for SHARED_DOWN of *all* SMs. It reads only its own "
+                "rows of x_mid, and who wrote those stands in front of it in its own list.",
+            ),
+            Mistake(
+                _wrong(up_before=Op.QKV),
+                "before QKV, this SM's q comes later, and all others wait for it. What nobody "
+                "waits for yet can come after it.",
+            ),
+            Mistake(
+                _wrong(up_before=Op.ROUTER),
+                "not every SM has a part of the router, so some granules belong to nobody. Which "
+                "task does every SM have that can be looked for?",
             ),
             Mistake(
                 _wrong(up={"signal": ""}),
@@ -303,6 +372,6 @@ EXERCISES = (
                 "something that all others still compute?",
             ),
         ),
-        then="Now leave out the wait of SHARED_DOWN, and ask again. Why does the verifier agree?",
+        then="Now count: how many waits has a layer of this SM, and how many of them are new?",
     ),
 )

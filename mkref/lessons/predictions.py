@@ -20,6 +20,10 @@ from mkref.lessons.progress_note import note_guess
 __all__ = ["compare", "forget", "predict"]
 
 
+CHOICES = "abcd"
+"""Letters of the answers among which a question without a unit lets choose."""
+
+
 @dataclass
 class _Commitment:
     answer: float | str
@@ -36,7 +40,7 @@ def predict(question: str, answer: float | str | None, unit: str = "") -> None:
     Args:
         question: id of the question, such as "01.a".
         answer: a number or the letter of a choice; None is no commitment.
-        unit: unit of a number; with one, only a number is accepted.
+        unit: unit of a number; with one, only a number is accepted, without one only a letter.
     """
     before = _COMMITTED.get(question)
     if before is not None and before.compared:
@@ -45,7 +49,7 @@ def predict(question: str, answer: float | str | None, unit: str = "") -> None:
         _COMMITTED.pop(question, None)
         print("No prediction yet: replace None by your answer and run this cell again.")
     elif (given := _read(answer, unit)) is None:
-        kind = f"a number ({unit})" if unit else "a number or a letter"
+        kind = f"a number ({unit})" if unit else 'a letter in quotes, such as "b",'
         print(f"{answer!r} is no prediction here: give {kind} and run this cell again.")
     else:
         _COMMITTED[question] = _Commitment(given, unit)
@@ -83,14 +87,14 @@ def _read(answer: object, unit: str) -> float | str | None:
     """The commitment that an answer is; None if it is none.
 
     >>> _read("(b)", ""), _read(" 50 ", "percent"), _read("fifty", "percent"), _read(7, "")
-    ('b', 50.0, None, 7)
+    ('b', 50.0, None, None)
     """
+    if not unit:
+        plain = answer.strip(" ().") if isinstance(answer, str) else ""
+        return plain if len(plain) == 1 and plain.lower() in CHOICES else None
     if isinstance(answer, str):
-        plain = answer.strip(" ()")
-        if not unit:
-            return plain or None
         try:
-            answer = float(plain)
+            answer = float(answer.strip(" ()"))
         except ValueError:
             return None
     if not isinstance(answer, Real) or not math.isfinite(answer):

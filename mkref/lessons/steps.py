@@ -117,7 +117,7 @@ def proved(plan: object) -> Plan:
         verify(plan, MAX_CONTEXT)
     except PlanError as error:
         first = str(error).removeprefix("plan: ").splitlines()[0]
-        raise WrongAnswerError(f"{plan.n_sm} SMs, the verifier says: {first}") from error
+        raise WrongAnswerError(f"{_size(plan)}, the verifier says: {first}") from error
     return plan
 
 
@@ -137,9 +137,21 @@ def same_step(plan: Plan, *, orders: tuple[int | None, ...] = (None, 1), rows: i
         try:
             got = _step(plan, order, rows)
         except (PlanError, MachineError) as error:
-            raise WrongAnswerError(f"{plan.n_sm} SMs: {error}") from error
+            raise WrongAnswerError(f"{_size(plan)}: {_reason(error)}") from error
         for name in ("logits", "tokens_out"):
             same(right[name], got[name], f"a step on {plan.n_sm} SMs", name)
+
+
+def _size(plan: Plan) -> str:
+    return "1 SM" if plan.n_sm == 1 else f"{plan.n_sm} SMs"
+
+
+def _reason(error: Exception) -> str:
+    """The message; of an exercise's memory it is known where numbers that are none come from."""
+    text = str(error)
+    if "not finite" in text:
+        return f"{text.split(';')[0]}: some task has read what nobody had written yet"
+    return text
 
 
 @cache
@@ -270,6 +282,7 @@ def launch(
     Raises:
         WrongAnswerError: the kernel hung or wrote beside a buffer.
     """
+    from mkref.machine.base import WAITS
     from mkref.machine.host import HOST_RING
     from mkref.machine.source import THREADS, shared_bytes
 
@@ -288,6 +301,5 @@ def launch(
     code, sm, record, what = buffers["status"][:4].tolist()
     if code:
         task = [task for tasks in part.tasks for task in tasks][max(record, 0)]
-        raise WrongAnswerError(
-            f"{HANGS} {where}: SM {sm}, {Op(task.op).name}, wait code {code} for number {what}"
-        )
+        waits = f"{WAITS[code]} {what}" if code in WAITS else f"wait code {code}"
+        raise WrongAnswerError(f"{HANGS} {where}: SM {sm}, {Op(task.op).name} waits for {waits}")

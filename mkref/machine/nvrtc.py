@@ -7,6 +7,7 @@ exact option list matter. It loads and launches nothing (`mkref.machine.cuda`).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -50,7 +51,7 @@ def _nvrtc() -> ModuleType:
     return nvrtc
 
 
-def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
+def compile_cubin(source: str, arch: str, options: Sequence[str] = OPTIONS) -> tuple[bytes, str]:
     """Compile for one architecture.
 
     Returns:
@@ -62,7 +63,7 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
     program = nvrtc.createProgram(source, "megakernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture={arch}"))
+        nvrtc.compileProgram(program, (*options, f"--gpu-architecture={arch}"))
         # The binding drops the last byte of the image, which is padding of a section.
         return nvrtc.getCUBIN(program) + b"\0", nvrtc.getProgramLog(program)
     except nvrtc.NVRTCError as error:
