@@ -42,20 +42,19 @@ ASSUMED: dict[str, Any] = {
     "announced": 750.0,  # signal and poll, without the fence: bench/LOG.md, section 8
     "announced_load": 0.0,
     "find_row": 1000.0,
-    "norm_rows": 2600.0,  # QKV and ROUTER in a trace of eight rows, of which there is no file here
-    "stamp": 50.0,  # a step with one row hardly depends on it, boards differ by more: no case tells
+    "norm_rows": 600.0,
     "dense": 300.0,
     "merge_unit": 0.5,  # of a panel; scaled with it
 }
 """What no record shows; how much it matters is in bench/results/simulator.json."""
 START = {
-    "bandwidth": 4500.0, "latency": 300.0, "jitter": 200.0, "merge_pass": 600.0,
+    "bandwidth": 4500.0, "latency": 300.0, "jitter": 200.0, "stamp": 25.0, "merge_pass": 600.0,
     "merge_panel": 1000.0, "tile": 50.0, "host": 1e5,
     "launch": {"stream": 3000.0, "graph": 2000.0, "dependent": 700.0, "early": 2500.0},
 }  # fmt: skip
 BOUNDS = {
     "bandwidth": (4000.0, 5200.0), "latency": (0.0, 1000.0), "jitter": (20.0, 800.0),
-    "merge_pass": (50.0, 1400.0), "merge_panel": (100.0, 4000.0),
+    "stamp": (0.0, 80.0), "merge_pass": (50.0, 1400.0), "merge_panel": (100.0, 4000.0),
     "tile": (5.0, 200.0), "host": (0.0, 3e5), "launch": (0.0, 8000.0),
 }  # fmt: skip
 CLOSE = 3e-4

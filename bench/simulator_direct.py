@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["SIGNALS", "SITUATION", "TRACE", "read_trace", "shown"]
 
 ROOT = Path(__file__).resolve().parent.parent
-TRACE = "notebooks/data/trace_north_h200.json.gz"
+TRACE = "bench/results/h200/version_two/trace_north.json.gz"
 SITUATION = Situation.uniform(NORTH_MINI_CODE, [8191])
 PRODUCTS = (Op.QKV, Op.GATE_UP, Op.O_PROJ, Op.DOWN, Op.HEAD)
 SIGNALS = (Op.QKV, Op.ATTENTION, Op.MERGE, Op.GATE_UP, Op.DOWN)

@@ -1,7 +1,7 @@
 """Which kernel a record was made with, as the simulator needs it: its plan and its switches.
 
-Records that name no older kernel are of the present one. An older kernel stays as long as its
-records do: nothing is fitted to them, so they show how far the table carries.
+Records that name no older kernel are of the present one. When there are new records only, older
+kernels can go.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mkref.plan.build import Plan
     from mkref.plan.task import Task
 
-__all__ = ["PRESENT", "VERSION_TWO", "Kernel", "kernel_of"]
+__all__ = ["PRESENT", "Kernel", "kernel_of"]
 
 N_SM = 132
 

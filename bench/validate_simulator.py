@@ -27,30 +27,31 @@ import numpy as np
 
 from bench.simulator_cases import FITTED_ON, ROOT, Case, cases
 from bench.simulator_direct import SITUATION, TRACE, read_trace
-from bench.simulator_kernels import PRESENT, VERSION_TWO
+from bench.simulator_kernels import PRESENT, kernel_of
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
 from mkref.simulate.compare import compare
 from mkref.simulate.costs import FILE, H200, Costs
 from mkref.simulate.run import simulate
 from mkref.simulate.situation import Situation
+from mkref.trace.storage import load_trace
 
 if TYPE_CHECKING:
-    from bench.simulator_kernels import Kernel
     from mkref.simulate.switches import Switches
 
 OUT = ROOT / "bench" / "results" / "simulator.json"
-OLD, BASE = VERSION_TWO.switches_for(8), PRESENT.switches_for(8)
+KERNEL = kernel_of(load_trace(ROOT / TRACE).provenance)
+"""The one of which there is a trace."""
+BASE = KERNEL.switches_for(8)
 LOG = (
-    ("ring of 3 stages", 1, replace(OLD, ring=Ring(3, 64)), 1.066),
-    ("ring of 4 stages", 1, replace(OLD, ring=Ring(4, 64)), 1.027),
-    ("ring of 6 stages", 1, replace(OLD, ring=Ring(6, 64)), 1.011),
-    ("three stages in flight", 1, replace(OLD, in_flight=3), 1.029),
-    ("no holding back", 1, replace(OLD, in_flight_waiting=9), 1 / 0.984),
+    ("ring of 3 stages", 1, replace(BASE, ring=Ring(3, 64)), 1.066),
+    ("ring of 4 stages", 1, replace(BASE, ring=Ring(4, 64)), 1.027),
+    ("ring of 6 stages", 1, replace(BASE, ring=Ring(6, 64)), 1.011),
+    ("three stages in flight", 1, replace(BASE, in_flight=3), 1.029),
+    ("no holding back", 1, replace(BASE, in_flight_waiting=9), 1 / 0.984),
 )
-"""Changes of version two of the kernel, batch, and the ratio of the step's time to that without the
-change."""
-ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit", "stamp")
+"""Changes of the kernel, batch, and the ratio of the step's time to that without the change."""
+ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit")
 
 
 def row(case: Case) -> dict[str, Any]:
@@ -114,20 +115,18 @@ def against_trace() -> dict[str, Any]:
     }
 
 
-def ms(
-    costs: Costs = H200, batch: int = 1, switches: Switches = BASE, kernel: Kernel = PRESENT
-) -> float:
+def ms(costs: Costs = H200, batch: int = 1, switches: Switches = BASE) -> float:
     """A step at 8,192 tokens."""
     now = Situation.uniform(NORTH_MINI_CODE, [8191 - 128] * batch)
-    return simulate(kernel.plan(8), now, costs=costs, switches=switches).ms
+    return simulate(KERNEL.plan(8), now, costs=costs, switches=switches).ms
 
 
 def variants() -> list[dict[str, Any]]:
     """What the log tells of."""
-    base = ms(switches=OLD, kernel=VERSION_TWO)
+    base = ms()
     out = []
     for name, batch, switches, measured in LOG:
-        ratio = ms(batch=batch, switches=switches, kernel=VERSION_TWO) / base
+        ratio = ms(batch=batch, switches=switches) / base
         print(f"{name:30} batch {batch}: measured {measured:.3f}, simulated {ratio:.3f}")
         out.append(
             {"change": name, "batch": batch, "measured": round(measured, 3),
@@ -164,7 +163,7 @@ def main() -> int:
     rows = [row(case) for case in cases()]
     record = {
         "label": "simulated, against measured",
-        "kernels": {each.short: each.name for each in (VERSION_TWO, PRESENT)},
+        "kernels": {KERNEL.short: KERNEL.name, PRESENT.short: PRESENT.name},
         "table": "mkref/simulate/h200.json",
         "table_sha256": hashlib.sha256(FILE.read_bytes()).hexdigest(),
         "fitted_on": FITTED_ON,

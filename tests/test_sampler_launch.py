@@ -258,7 +258,7 @@ class TestQueue:
             queue_step(step)
 
         monkeypatch.setattr(machine, "queue_step", queue_late)
-        monkeypatch.setattr(machine, "timeout_s", 0.5)
+        monkeypatch.setattr(machine, "timeout_s", 2.0)
         heard: list[list[int]] = []
         launch = machine.start(inputs(), 5, draw=draw)
         with pytest.raises(HangError, match="waits for counter"):

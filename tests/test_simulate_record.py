@@ -62,13 +62,13 @@ def test_errors_are_what_they_say() -> None:
 
 def test_predictions_are_close() -> None:
     """Steps that no constant was fitted to. Of the kernel of the trace: within 4 % for up to eight
-    rows and any context, within 8 % for other forms of it and more rows. Of the kernel before it,
-    of which nothing was fitted: within 7 %. In the mean within 3 %."""
+    rows and any context, within 8 % for other forms of it and more rows. Of the kernel after it, of
+    which nothing was fitted: within 4 % and 9 %. In the mean within 3 %."""
     held_out = [row for row in ROWS.values() if row["role"] == "held out"]
     assert len(held_out) >= 6 * len(FITTED_ON)
     for row in held_out:
         plain = row["case"].startswith(("decode", "contexts"))
-        most = 0.07 if row["kernel"] != FITTED_VERSION else 0.04 if plain else 0.08
+        most = 0.04 if plain else 0.08 if row["kernel"] == FITTED_VERSION else 0.09
         assert abs(row["error"]) < most, row["case"]
     assert RECORD["held_out"]["all"]["mean_abs"] < 0.03
 
@@ -95,7 +95,7 @@ def test_order_of_the_ladder_is_the_measured_one(kernel: str, batch: int) -> Non
 
 
 def test_what_a_change_of_the_kernel_brings() -> None:
-    """From the older kernel to that of the trace: faster for every number of rows, as measured."""
+    """From the kernel of the trace to the next: faster for every number of rows, as measured."""
     for batch in (1, 2, 4):
         name = f"decode: batch {batch}, 8,192 tokens, even"
         before, after = ROWS["v2", name], ROWS["v3", name]

@@ -16,8 +16,9 @@ import numpy.typing as npt
 
 from mkref.lessons.cuda_exercise import CudaExercise, Patch
 from mkref.lessons.exercise import Property, WrongAnswerError, finding
+from mkref.lessons.lesson_03_ties import near_ties
 from mkref.lessons.program import YOURS, Program, same
-from mkref.reference.scalars import from_bf16, rmsnorm, sum_of_squares, to_bf16
+from mkref.reference.scalars import rmsnorm, to_bf16
 
 __all__ = ["ADD", "EXERCISES", "NORM", "block_barrier", "norm_bits", "run_tasks"]
 
@@ -113,45 +114,6 @@ def _norms(rows: int, hidden: int, seed: int, n_sm: int = 1) -> Callable[[Progra
     return trial
 
 
-def _near_ties(rows: int, hidden: int, seed: int) -> tuple[Floats, npt.NDArray[np.uint16]]:
-    """x and gamma of which the last bit of r shows in y.
-
-    bf16 keeps 8 of 24 bits, so most values of y would not tell a sum in another order. Half of
-    each row are values too small to count in the sum of squares, and each of them is chosen so that
-    y lies beside a tie of bf16: with the next float above or below r, or with (r gamma) as a
-    product of its own, y would be another word.
-    """
-    rng = np.random.default_rng([seed, rows, hidden])
-    # Of quite different sizes, so that another order of additions has another sum.
-    x = (rng.normal(0, 3, (rows, hidden)) * np.exp(rng.normal(0, 1, (rows, hidden)))).astype(
-        np.float32
-    )
-    gamma = to_bf16(rng.uniform(0.5, 2, hidden).astype(np.float32))
-    small = np.arange(hidden) % 2 == 1
-    x[:, small] = 0
-    total = sum_of_squares(x)
-    r = (np.float32(1) / np.sqrt(total / np.float32(hidden) + np.float32(EPS)))[:, None, None]
-    g = from_bf16(gamma)[small][None, :, None]
-    odd = 2 * rng.integers(1 << 7, 1 << 8, (rows, int(small.sum()), 1)) + 1  # halves of an ulp
-    tie = (odd * 2.0**-31).astype(np.float32)
-    near = (tie / (r * g)).astype(np.float32).view(np.uint32) + np.arange(-4, 5).astype(np.uint32)
-    near = near.view(np.float32)  # [rows, small, 9]
-    now = to_bf16((near * r) * g)
-    above, below = (np.nextafter(r, np.float32(end)) for end in (np.inf, -np.inf))
-    shows = np.stack(
-        [
-            now != to_bf16((near * above) * g),
-            now != to_bf16((near * below) * g),
-            now != to_bf16(near * (r * g)),
-        ]
-    )
-    wanted = np.arange(int(small.sum())) % 3
-    chosen = np.take_along_axis(shows, wanted[None, None, :, None], 0)[0].argmax(-1)
-    x[:, small] = np.take_along_axis(near, chosen[..., None], -1)[..., 0]
-    assert np.array_equal(total, sum_of_squares(x)), "small values count"
-    return x, gamma
-
-
 def _exact(rows: int, hidden: int, seed: int) -> Callable[[Program], None]:
     """NORM of rows that tell whether r has the very bits."""
     lists = [[(NORM, row, -1, 0, -1) for row in range(rows)]]
@@ -159,7 +121,7 @@ def _exact(rows: int, hidden: int, seed: int) -> Callable[[Program], None]:
     def trial(program: Program) -> None:
         run_tasks(
             program, lists, hidden=hidden, rows=rows, n_counters=0, seed=seed,
-            inputs=_near_ties(rows, hidden, seed),
+            inputs=near_ties(rows, hidden, EPS, seed),
             where=f"{rows} rows of {hidden}, values beside ties of bf16",
         )  # fmt: skip
 
@@ -173,7 +135,7 @@ def _free(n_tasks: int, seed: int) -> Callable[[Program], None]:
     def trial(program: Program) -> None:
         run_tasks(
             program, lists, hidden=96, rows=n_tasks, n_counters=n_tasks, seed=seed,
-            where=f"{n_tasks} tasks that wait for nobody",
+            where=f"{n_tasks} tasks that wait for nobody" if n_tasks > 1 else "one task",
         )  # fmt: skip
 
     return trial
@@ -396,6 +358,7 @@ EXERCISES = (
         answer="signaller",
         file=FILE,
         properties=(
+            Property("a task alone", _free(1, seed=0)),
             Property("five tasks that wait for nobody", _free(5, seed=0)),
             Property("one step of two SMs", _chain(1, seed=0)),
             Property("counters go on in the next steps", _chain(3, seed=0)),

@@ -209,6 +209,16 @@ _SUM_MISTAKES = (
         "half plus second half.",
     ),
     Mistake(
+        lambda x, n_sm: in_order(np.array([c.sum(dtype=np.float32) for c in _chunks(x)])),
+        "the chunks are right, and `sum` of NumPy adds each in an order of its own, which is not "
+        "the defined one. Write out first half plus second half.",
+    ),
+    Mistake(
+        lambda x, n_sm: _halves(np.add.accumulate(np.array(_chunks(x)))[-1]),
+        "all chunks are added into one, value by value, and halved at the end. Each chunk has a "
+        "sum of its own, down to one value; only then are the sums added.",
+    ),
+    Mistake(
         lambda x, n_sm: np.float32(np.asarray(x, np.float64).sum()),
         "added in float64 and rounded once. It is nearer to the true sum, and not what was "
         "defined: with the same bits as the goal, better is wrong, too.",

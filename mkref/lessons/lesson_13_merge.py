@@ -157,6 +157,7 @@ TREE = (
     "        ((list_o[4] + list_o[5]) + (list_o[6] + list_o[7]));"
 )
 LAST_O = "      o = o + list_o[w];\n"
+LAST_L = "      l = l + __shfl_sync(ALL, list_l, w);\n"
 
 _MISTAKES = (
     Patch(
@@ -180,6 +181,12 @@ _MISTAKES = (
                 f"{TREE}\n    {LAST}",
             ),
         ),
+    ),
+    Patch(
+        f"    {LAST}\n{LAST_O}{LAST_L}    }}\n",
+        "",
+        "only list 0 is in the result. At the end the other seven are added to it, those of o and "
+        "those of l.",
     ),
     Patch(
         "l = l + __shfl_sync(ALL, list_l, w);",

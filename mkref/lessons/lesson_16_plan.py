@@ -304,14 +304,9 @@ EXERCISES = (
             ),
             Mistake(
                 _wrong(down={"wait": ""}),
-                "SHARED_DOWN waits for nothing. That other waits order it is luck of the place: "
-                "move SHARED_UP, and nothing does. A task waits for what it reads. Which counter "
-                "says that all of h_shared is there?",
-            ),
-            Mistake(
-                _wrong(down={"wait": "merge"}),
-                "what SHARED_DOWN reads is not the result of MERGE; it only comes earlier while "
-                "SHARED_UP stands where it does. Which counter does SHARED_UP signal?",
+                "SHARED_DOWN does not wait for what it reads. That other waits order it behind "
+                "SHARED_UP is luck of the place: move that task, and they do not. Which counter "
+                "says that all of h_shared is there, wherever it is made?",
             ),
             Mistake(
                 _wrong(down={"signal": "h"}),
