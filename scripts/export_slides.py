@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "notebooks"
 OUT = ROOT / "build" / "slides.html"
 NO_SENTENCE = re.compile(r"\s*(#|\*?\(|\||<|[-\d]+\.? |```|\$\$|!\[|$)")
-FIGURE = re.compile(r'<img alt="([^"]*)" src="data:image/svg\+xml;base64,([^"]+)">')
+FIGURE = re.compile(r'<img alt="([^"]*)" src="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
 SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z0-9\"*`(])")
 LEADS_ON = re.compile(r"(Now|And) ")  # about what comes next, not about the figure
 LEAST = 40
