@@ -252,7 +252,7 @@ _WRITTEN = CudaExercise(
             "x += (long long)blockIdx.y * hidden",
             "x += (long long)blockIdx.x * hidden",
             "in this kernel blockIdx.x counts blocks that share the outputs of a row; the row is "
-            "blockIdx.y. (In rmsnorm a block has a whole row, so there it is blockIdx.x.)",
+            "blockIdx.y. In rmsnorm a block has a whole row, so there it is blockIdx.x.",
             more=(
                 (
                     "attn += (long long)blockIdx.y * q_width",
