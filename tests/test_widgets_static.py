@@ -98,8 +98,8 @@ def parsed(figure: Figure) -> Collector:
 def test_html_survives_cleaning(figure: Figure) -> None:
     """Only tags and attributes that code hosts and JupyterLab leave in a notebook nobody trusts."""
     allowed = {
-        "img": {"alt", "src", "style"}, "p": set(), "details": set(), "summary": set(), "table": set(),
-        "thead": set(), "tbody": set(), "tr": set(), "td": set(), "th": {"scope"},
+        "img": {"alt", "src", "style"}, "p": set(), "details": set(), "summary": set(),
+        "table": set(), "thead": set(), "tbody": set(), "tr": set(), "td": set(), "th": {"scope"},
     }  # fmt: skip
     found = parsed(figure)
     assert [] == found.open
