@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mkref.errors import MachineError, RequestError
@@ -181,13 +182,16 @@ class CudaExercise(Exercise):
         """What `judge` gives for each known mistake on the CPU, all compiled together if all
         compile."""
         answers = [self.mistake(number)[0] for number in range(self.n_mistakes)]
-        found = []
-        for answer in answers:
+
+        def tried(answer: str) -> tuple[Results, str]:
             results = self.try_on("host", answer, answers)
             if any("does not compile" in wrong for _, wrong in results):
                 results = self.try_on("host", answer)
-            found.append((results, self._recognise(results)))
-        return found
+            return results, self._recognise(results)
+
+        first = [tried(answer) for answer in answers[:1]]  # compiles them all
+        with ThreadPoolExecutor(max_workers=2) as pool:  # each is tried in a process of its own
+            return first + list(pool.map(tried, answers[1:]))
 
     def _all(self, wrong: str) -> Results:
         return tuple((one.name, wrong) for one in self.properties)
