@@ -16,7 +16,7 @@ from bench.soak_compare import TOLERANCE, Nearness, first_difference, nearness, 
 from bench.soak_router import exchanges
 from mkref.paths import models_root
 from mkref.reference.drawing import Rules, draw
-from mkref.reference.routing import Routers
+from mkref.reference.routing import Routers, margin
 from mkref.weights.checkpoint import load_checkpoint
 
 if TYPE_CHECKING:
@@ -132,11 +132,9 @@ def noise(engine: Engine, lone: Mapping[Kind, Completion]) -> dict[str, Any]:
 
 def _tied(routers: Routers, token: int) -> bool:
     """Was any layer's router nearly tied?"""
-    for logits in routers.rounded.values():
-        best = logits[token].sort(descending=True).values
-        if best[routers.k - 1] - best[routers.k] <= ROUTER_TIE:
-            return True
-    return False
+    return any(
+        margin(logits[token], routers.k) <= ROUTER_TIE for logits in routers.rounded.values()
+    )
 
 
 def explain(differ: Sequence[Difference], lone: Mapping[Kind, Completion]) -> dict[str, Any]:

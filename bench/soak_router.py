@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bench.agreement import ROUTER_TIE
 from mkref.reference.model import KVCache, Reference
+from mkref.reference.routing import margin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ class Exchanging(Reference):
         ids, scores = super().route(layer, flat)
         order = self._logits.sort(descending=True, stable=True).indices
         last, following = order[ids.shape[1] - 1], order[ids.shape[1]]
-        self.margins[layer] = float(self._logits[last] - self._logits[following])
+        self.margins[layer] = margin(self._logits, ids.shape[1])
         if layer in self.exchanged:
             ids, scores = ids.clone(), scores.clone()
             scores[-1, ids[-1] == last] = self.rounding.scores(self._logits[following])

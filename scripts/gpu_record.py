@@ -45,10 +45,10 @@ def check() -> int:
     now, then = source_files(), record["files"]
     changed = sorted(path for path in now | then if now.get(path) != then.get(path))
     if changed:
-        kernel = "ANOTHER"
-        if record["kernel"] == kernel_hash():
+        kernel, present = "ANOTHER", kernel_hash()
+        if record["kernel"] == present:
             kernel = "the same"
-        elif record.get("same_code", {}).get("kernel") == kernel_hash():
+        elif record.get("same_code", {}).get("kernel") == present:
             kernel = "the same in machine code"
         line += f"the generated kernel is {kernel}, changed since: "
         line += ", ".join(changed)

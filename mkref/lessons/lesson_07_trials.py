@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mkref.lessons.exercise import WrongAnswerError
 from mkref.lessons.program import same
-from mkref.lessons.steps import MAX_CONTEXT, PARAMS, TIMEOUT_S, lesson_plan
+from mkref.lessons.steps import MAX_CONTEXT, launch, lesson_plan
 from mkref.lessons.whole import LESSON_CONFIG
 from mkref.plan import NO_COUNTER, Interpreter, Op, Plan
 from mkref.plan.buffers import BUFFERS
@@ -181,24 +181,9 @@ def _launch(
     stop_after: int = 1, changing: bool = False,
 ) -> dict[str, Array]:  # fmt: skip
     """Launch; `changing`: `tokens_out` lies over the candidates' values."""
-    from mkref.machine.host import HOST_RING
-    from mkref.machine.source import THREADS, shared_bytes
-
     own = _memory(program, part, case)
-    params = np.zeros(1, PARAMS)
-    for name, array in own.items():
-        params[name] = array.ctypes.data
+    scalars = {"n_steps": n_steps, "stop_after": stop_after}
     if changing:
-        params["tokens_out"] = own["best_values"].ctypes.data
-    params["max_pages"] = own["page_table"].shape[2]
-    params["max_chunks"] = own["part_o"].shape[2]
-    params["rows"], params["n_steps"] = case.values.shape[1], n_steps
-    params["stop_after"], params["timeout_ns"] = stop_after, int(TIMEOUT_S * 1e9)
-    program.launch(
-        "megakernel", (part.n_sm,), (THREADS,), (params[0],), timeout_s=4 * TIMEOUT_S,
-        shared=shared_bytes(part.config, HOST_RING, part.rows),
-    )  # fmt: skip
-    program.look_at_guards(own)
-    if own["status"][0]:
-        raise WrongAnswerError(f"{where}: the launch ends with wait code {own['status'][0]}")
+        scalars["tokens_out"] = own["best_values"].ctypes.data
+    launch(program, part, own, case.values.shape[1], 0, where, **scalars)
     return own

@@ -182,7 +182,7 @@ def _task(rows: int, n_sm: int, *, layer: int = 1, seed: int = 0) -> Callable[[P
     def trial(program: Program) -> None:
         port = shared_port()
         steps, kinds = port.module("lessons.steps"), port.module("plan").Op
-        for part, buffers in steps._parts(n_sm, rows, seed):
+        for part, buffers in steps.parts_of(n_sm, rows, seed):
             task = next(task for tasks in part.tasks for task in tasks if task.count)
             if (task.op, task.layer) != (kinds.SHARED_DOWN, layer):
                 steps.interpret(part, buffers, rows)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -46,6 +46,7 @@ __all__ = [
     "lesson_plan",
     "lesson_weights",
     "lesson_words",
+    "parts_of",
     "proved",
     "run_op",
 ]
@@ -220,7 +221,7 @@ def run_op(
         WrongAnswerError: the kernel hung, wrote beside a buffer, or some bits differ.
     """
     where = f"{op.name} of layer {layer}, {rows} row{'s' if rows > 1 else ''}, {n_sm} SMs"
-    for part, buffers in _parts(n_sm, rows, seed):
+    for part, buffers in parts_of(n_sm, rows, seed):
         task = next(task for tasks in part.tasks for task in tasks if task.count)
         if (task.op, task.layer) != (op, layer):
             interpret(part, buffers, rows)
@@ -241,7 +242,7 @@ def run_op(
     raise AssertionError(f"{where}: no such operation")
 
 
-def _parts(n_sm: int, rows: int, seed: int) -> Iterator[tuple[Plan, Buffers]]:
+def parts_of(n_sm: int, rows: int, seed: int) -> Iterator[tuple[Plan, Buffers]]:
     """A step operation by operation, and the memory that all of them work on."""
     flat = plain(lesson_plan(n_sm))
     shared = Interpreter.of(flat, MAX_CONTEXT).buffers
@@ -267,7 +268,13 @@ def _poison(buffers: Buffers, op: Op, layer: int) -> None:
 
 
 def launch(
-    program: Program, part: Plan, buffers: Buffers, rows: int, seed: int, where: str
+    program: Program,
+    part: Plan,
+    buffers: Mapping[str, np.ndarray],
+    rows: int,
+    seed: int,
+    where: str,
+    **scalars: int,
 ) -> None:
     """Run the same in the learner's kernel on this CPU.
 
@@ -278,6 +285,7 @@ def launch(
         rows: of the batch.
         seed: of the scheduler of the CPU's threads.
         where: of messages, such as "three rows".
+        scalars: other values of the kernel's argument, such as `n_steps`, which is 1 if not told.
 
     Raises:
         WrongAnswerError: the kernel hung or wrote beside a buffer.
@@ -293,6 +301,8 @@ def launch(
     params["max_chunks"] = buffers["part_o"].shape[2]
     params["rows"], params["n_steps"] = rows, 1
     params["timeout_ns"] = int(TIMEOUT_S * 1e9)
+    for name, value in scalars.items():
+        params[name] = value
     program.launch(
         "megakernel", (part.n_sm,), (THREADS,), (params[0],), seed=seed, timeout_s=4 * TIMEOUT_S,
         shared=shared_bytes(part.config, HOST_RING, part.rows),

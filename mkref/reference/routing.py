@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
     from mkref.config import NorthConfig
 
-__all__ = ["OtherExperts", "Routers", "other_experts"]
+__all__ = ["OtherExperts", "Routers", "margin", "other_experts"]
+
+
+def margin(logits: Tensor, k: int) -> float:
+    """By how much the last of the k experts that a token takes is above the next; `logits` [E]."""
+    best = logits.sort(descending=True).values
+    return float(best[k - 1] - best[k])
 
 
 class OtherExperts(NamedTuple):
@@ -79,8 +85,7 @@ class Routers:
         layers = tuple(sorted(layer for layer, other in self.changed().items() if other[token]))
         if not layers:
             return OtherExperts((), None)
-        best = self.exact[layers[0]][token].sort(descending=True).values
-        return OtherExperts(layers, float(best[self.k - 1] - best[self.k]))
+        return OtherExperts(layers, margin(self.exact[layers[0]][token], self.k))
 
     def noise(self) -> Tensor:
         """Differences of the two logits that are of rounding: [n, E], of all layers, of the tokens
