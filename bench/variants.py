@@ -76,6 +76,14 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "waiting_2": (("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;"),),
     "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
     "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 2;"),),
+    "merge_8_at_once": (("u.n_chunks <= 8 * CONSUMERS ?", "true ?"),),
+    "merge_16_at_once": (("merge_list<32>(c, u)", "merge_list<16>(c, u)"),),
+    "largest_alone": (
+        ("largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32)",
+         "largest<8>(u.ml, u.n_chunks, c.lane, 32)"),
+        ("  consumers_sync();  // maxima of all warps\n", "  __syncwarp();\n"),
+        ("UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);", ""),
+    ),
     "ahead_1": (("AHEAD = 2;", "AHEAD = 1;"),),
     "ahead_4": (("AHEAD = 2;", "AHEAD = 4;"),),
 }

@@ -261,27 +261,29 @@ __device__ __forceinline__ float bf16_to_float(uint16_t v) {
   return __uint_as_float((uint32_t)v << 16);
 }
 
-__device__ __forceinline__ uint16_t float_to_bf16(float v) {
+// Two at once: a single number is converted by the slow unit that also takes square roots.
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
 #ifdef __CUDACC__
-  uint16_t u;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(u) : "f"(v));  // NaN becomes 0x7fff
-  return u;
+  uint32_t words;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(words) : "f"(high), "f"(low));  // NaN becomes 0x7fff
+  return words;
 #else
-  const uint32_t u = __float_as_uint(v);
-  if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-  return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  auto round = [](float v) -> uint32_t {
+    const uint32_t u = __float_as_uint(v);
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  };
+  return round(low) | round(high) << 16;
 #endif
 }
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  return (uint32_t)float_to_bf16(low) | (uint32_t)float_to_bf16(high) << 16;
+__device__ __forceinline__ uint16_t float_to_bf16(float v) {
+  return (uint16_t)pack_bf16(v, 0.0f);
 }
 
-__device__ float exp2_(float x) {
-  if (x < -126.0f) return 0.0f;
-  x = fminf(x, 127.0f);
-  const float n = (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: adding it rounds x to an integer
-  const float f = x - n;
+// Without a branch, so that several of them run side by side.
+__device__ __forceinline__ float exp2_(float x) {
+  const float near = fmaxf(fminf(x, 127.0f), -126.0f);
+  const float shifted = near + 12582912.0f;  // 1.5 * 2^23: its low bits are x as an integer
+  const float f = near - (shifted - 12582912.0f);
   float p = 0.000154034632f;
   p = p * f + 0.00133953290f;
   p = p * f + 0.00961813703f;
@@ -289,7 +291,8 @@ __device__ float exp2_(float x) {
   p = p * f + 0.240226462f;
   p = p * f + 0.693147182f;
   p = p * f + 1.0f;
-  return p * __uint_as_float((uint32_t)((int)n + 127) << 23);
+  const float power = __uint_as_float((__float_as_uint(shifted) + 127u) << 23);
+  return x < -126.0f ? 0.0f : p * power;
 }
 
 __device__ __forceinline__ float exp_(float x) {
@@ -400,12 +403,13 @@ struct Shared {
   alignas(16) Task tasks[TASK_SLOTS];
   int records[TASK_SLOTS];  // numbers of those tasks
   alignas(16) Route route;
-  float tops[CONSUMERS][COLUMNS];      // attention: maximum score of a key tile
-  float sums[CONSUMERS][COLUMNS];      // and the sum of its weights
-  alignas(16) float merge_weight[32];  // MERGE: exp2(m - M) of 32 chunks
-  float squares[ROWS][CONSUMERS];      // RMSNorm
-  Best best[CONSUMERS][ROWS];          // HEAD
-  float rope[ROPE_ROWS][HEAD_DIM];     // cos and sin of the position of this step
+  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile
+  float sums[CONSUMERS][COLUMNS];       // and the sum of its weights
+  alignas(16) float2 merge_weight[32];  // MERGE: exp2(m - M) of 32 chunks, and times their l
+  alignas(16) Task loading;             // the loader's record
+  float squares[ROWS][CONSUMERS];       // RMSNorm
+  Best best[CONSUMERS][ROWS];           // HEAD
+  float rope[ROPE_ROWS][HEAD_DIM];      // cos and sin of the position of this step
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
   int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
   float temperatures[ROWS];
@@ -517,6 +521,17 @@ __device__ __forceinline__ void set(int& flag, int value) {
     ptx::st_relaxed_shared(&flag, value);
 }
 
+// A barrier in shared memory and the parity that is waited for, in one register.
+struct Arrivals {
+  uint32_t word;  // a barrier lies at a multiple of eight bytes
+  __device__ __forceinline__ Arrivals(uint64_t* bar, uint32_t parity)
+      : word((uint32_t)((unsigned char*)bar - ptx::shared_memory()) | parity) {}
+  __device__ __forceinline__ uint64_t* barrier() const {
+    return (uint64_t*)(ptx::shared_memory() + (word & ~7u));
+  }
+  __device__ __forceinline__ uint32_t parity() const { return word & 1u; }
+};
+
 // The slow halves of the waits; true if they gave up. Not inlined, and with few arguments: machine
 // code must stay within the instruction cache. Who ran ahead of the last step of a launch gives up
 // in silence.
@@ -534,9 +549,11 @@ __device__ __noinline__ bool poll_counter(const int* at, int want, Place place) 
   set(s.gave_up, 1);
   return true;
 }
-__device__ __noinline__ bool poll_barrier(uint64_t* bar, uint32_t parity, Place place) {
+__device__ __noinline__ bool poll_barrier(Arrivals arrivals, Place place) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const Params& p = s.params;
+  uint64_t* bar = arrivals.barrier();
+  const uint32_t parity = arrivals.parity();
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
   ROLL for (int spin = 1;; spin++) {
     if (ptx::mbar_try_wait(bar, parity)) return false;
@@ -549,8 +566,10 @@ __device__ __noinline__ bool poll_barrier(uint64_t* bar, uint32_t parity, Place 
 }
 // Records go round between the warps of one SM. These waits end when every other wait has ended, so
 // they do not look at `status`: all warps must agree on which record is the last.
-__device__ __noinline__ bool poll_record(uint64_t* bar, uint32_t parity, Place place) {
+__device__ __noinline__ bool poll_record(Arrivals arrivals, Place place) {
   const Params& p = ((Shared*)ptx::shared_memory())->params;
+  uint64_t* bar = arrivals.barrier();
+  const uint32_t parity = arrivals.parity();
   const uint64_t deadline = ptx::now_ns() + 4 * (uint64_t)p.timeout_ns;
   ROLL while (!ptx::mbar_try_wait(bar, parity)) {
     if (ptx::now_ns() > deadline) {
@@ -575,13 +594,13 @@ __device__ __forceinline__ void wait_counter(Context& c, int counter, int arriva
 __device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code,
                                              int what) {
   if (c.stopped || ptx::mbar_try_wait(bar, parity)) return;
-  c.stopped = poll_barrier(bar, parity, Place{code, c.task, what});
+  c.stopped = poll_barrier(Arrivals(bar, parity), Place{code, c.task, what});
 }
 
 // False if there is nothing to wait for any more.
 __device__ __forceinline__ bool wait_record(Context& c, uint64_t* bar, uint32_t parity, int slot) {
   if (ptx::mbar_try_wait(bar, parity)) return true;
-  return !poll_record(bar, parity, Place{WAIT_TASK, c.task, slot});
+  return !poll_record(Arrivals(bar, parity), Place{WAIT_TASK, c.task, slot});
 }
 
 // One arrival of a warp whose lanes have all come this far.
@@ -674,22 +693,25 @@ struct AttentionItem {
   int row, head, chunk;  // chunk counts from the row's first visible chunk
   int first_page, last_page;
   KeyRange range;
+  // Number `i` of its row, if the row has so many.
+  __device__ __forceinline__ bool choose(int i) {
+    if (i >= range.n_chunks * N_KV_HEADS) return false;
+    head = i % N_KV_HEADS;
+    chunk = i / N_KV_HEADS;
+    const int page = (range.chunk + chunk) * CHUNK_PAGES;
+    first_page = page > range.first / PAGE ? page : range.first / PAGE;
+    const int last = page + CHUNK_PAGES - 1;
+    last_page = last < range.last / PAGE ? last : range.last / PAGE;
+    return true;
+  }
 };
 __device__ __noinline__ AttentionItem attention_item(const Shared& s, int rows, int step,
                                                      int window, int i) {
   AttentionItem item;
   ROLL for (item.row = 0; item.row < rows; item.row++) {
-    const KeyRange r = key_range(s.positions[item.row] + step, window);
-    if (i < r.n_chunks * N_KV_HEADS) {
-      const int first = (r.chunk + i / N_KV_HEADS) * CHUNK_PAGES, last = first + CHUNK_PAGES - 1;
-      item.head = i % N_KV_HEADS;
-      item.chunk = i / N_KV_HEADS;
-      item.first_page = first > r.first / PAGE ? first : r.first / PAGE;
-      item.last_page = last < r.last / PAGE ? last : r.last / PAGE;
-      item.range = r;
-      return item;
-    }
-    i -= r.n_chunks * N_KV_HEADS;
+    item.range = key_range(s.positions[item.row] + step, window);
+    if (item.choose(i)) return item;
+    i -= item.range.n_chunks * N_KV_HEADS;
   }
   item.row = -1;
   return item;
@@ -926,16 +948,17 @@ __device__ void loader(Context& c, int begin, int end) {
   TaskPosition at;
   uint32_t route_phase = 0;
   // Records come from L2, a microsecond away, and this warp must not stand still: each is asked for
-  // two tasks before its turn. Lane l holds word l.
+  // two tasks before its turn. Lane l holds word l; shared memory gives all words to all lanes.
   constexpr int WORDS = sizeof(Task) / 4;
   auto fetch = [&](int number) {
     const int* words = (const int*)(c.p.tasks + (number < end ? number : begin));
     return c.lane < WORDS ? words[c.lane] : 0;
   };
-  auto unpack = [](int word) {
-    Task task;
-    UNROLL for (int i = 0; i < WORDS; i++)((int*)&task)[i] = __shfl_sync(ALL, word, i);
-    return task;
+  auto unpack = [&](int word) {
+    __syncwarp();  // the last record has been read
+    if (c.lane < WORDS) ((int*)&c.s.loading)[c.lane] = word;
+    __syncwarp();  // words of all lanes
+    return c.s.loading;
   };
   int soon = fetch(begin), later = fetch(begin + 1);
   Pages next_pages = {0, false};
@@ -1275,7 +1298,9 @@ __device__ __forceinline__ void load_normed(Context& c, int layer) {
       const float* squares = c.s.squares[base + c.lane];
       float sum = squares[0];
       for (int w = 1; w < CONSUMERS; w++) sum = sum + squares[w];
-      scale = divide(1.0f, sqrtf(divide(sum, (float)HIDDEN) + RMS_EPS));
+      constexpr bool EXACT = (HIDDEN & (HIDDEN - 1)) == 0;  // then a product is the quotient
+      const float mean = EXACT ? sum * (1.0f / HIDDEN) : divide(sum, (float)HIDDEN);
+      scale = 1.0f / sqrtf(mean + RMS_EPS);
     }
     UNROLL for (int j = 0; j < SIDE; j++) {
       const float r = __shfl_sync(ALL, scale, j);
@@ -1491,20 +1516,27 @@ struct NewKeys {
   int row_of;  // row of the key at position p is p - row_of
 };
 
-// A tile of values, rows are dimensions: this lane's keys are `key` (absolute), + 1, + 8, + 9.
-// Values that the row does not see, after its token or before its window, become zeros: their
-// weight is 0, but 0 times the NaN of a page used before is NaN.
+// A tile of values, rows are dimensions: this lane's keys are `key` (absolute), + 1, + 8, + 9; its
+// two values of the row's own key are in `own`. Values that the row does not see, after its token
+// or before its window, become zeros: their weight is 0, but 0 times the NaN of a page used before
+// is NaN.
 __device__ __noinline__ uint4 patch_tile(uint4 a, int key, KeyRange range, NewKeys fresh,
-                                         const uint16_t* v_new) {
+                                         const uint16_t* v_new, uint32_t own) {
   uint32_t words[4] = {a.x, a.y, a.z, a.w};  // dimensions g, g + 8 of keys 0, 1; then of 8, 9
   uint16_t value[4][2];
-  UNROLL for (int i = 0; i < 8; i++) {  // all loads first
-    const int k = key + i / 4 * 8 + i % 2, dim = i / 2 % 2 * 8;
+  UNROLL for (int i = 0; i < 8; i++) {
+    const int k = key + i / 4 * 8 + i % 2;
     value[i / 2][i % 2] = 0;
-    if (k >= fresh.first && k <= range.last)
-      value[i / 2][i % 2] = v_new[(k - fresh.row_of) * KV_WIDTH + dim];
-    else if (k >= range.first && k <= range.last)
-      value[i / 2][i % 2] = (uint16_t)(words[i / 2] >> (i % 2 * 16));
+    if (k >= range.first && k <= range.last)
+      value[i / 2][i % 2] =
+          (uint16_t)((k == range.last ? own >> (i / 2 % 2 * 16) : words[i / 2] >> (i % 2 * 16)));
+  }
+  if (fresh.first < range.last) {
+    UNROLL for (int i = 0; i < 8; i++) {
+      const int k = key + i / 4 * 8 + i % 2, dim = i / 2 % 2 * 8;
+      if (k >= fresh.first && k < range.last)
+        value[i / 2][i % 2] = v_new[(k - fresh.row_of) * KV_WIDTH + dim];
+    }
   }
   UNROLL for (int i = 0; i < 4; i++) words[i] = value[i][0] | (uint32_t)value[i][1] << 16;
   return uint4{words[0], words[1], words[2], words[3]};
@@ -1512,9 +1544,14 @@ __device__ __noinline__ uint4 patch_tile(uint4 a, int key, KeyRange range, NewKe
 
 __device__ __forceinline__ void attention(Context& c, const Task& task) {
   uint2 q[DIM_TILES];
+  uint32_t own_k[2 * DIM_TILES] = {}, own_v = 0;  // this lane's part of the row's own key and value
   const int rows = (int)c.p.rows;
   int i = task.first;
-  AttentionItem item = attention_item(c.s, rows, c.step, task.window, i);
+  AttentionItem item;
+  auto find_item = [&](int first_row) {
+    item.row = -1;
+    if (first_row < rows) item = attention_item(c.s, rows, c.step, task.window, i);
+  };
   auto load_q = [&] {
     const uint2* from =
         (const uint2*)c.p.q + (item.row * N_KV_HEADS + item.head) * DIM_TILES * LANES + c.lane;
@@ -1523,11 +1560,31 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
       if (c.group < GROUP && item.row >= 0) q[dt] = from[dt * LANES];
     }
   };
+  // Place of the row's own key, if it is in the item's chunk; of warp `place / 16`.
+  auto own_place = [&](const AttentionItem& of) {
+    return of.range.last - (of.range.chunk + of.chunk) * CHUNK;
+  };
+  auto has_own = [&](int place) { return place / 16 == c.warp && place % 8 == c.group; };
+  // With the queries, since L2 is a microsecond away and everybody waits for the last chunk.
+  auto load_own = [&] {
+    if (item.row < 0 || own_place(item) >= CHUNK) return;
+    const int at = item.row * KV_WIDTH + item.head * HEAD_DIM;
+    const uint32_t* k = (const uint32_t*)(c.p.k_new + at) + c.quad;
+    const uint16_t* v = c.p.v_new + at + c.warp * 16 + c.group;
+    if (has_own(own_place(item)))
+      UNROLL for (int w = 0; w < 2 * DIM_TILES; w++) own_k[w] = k[w * 4];
+    if (c.warp < DIM_TILES) own_v = v[0] | (uint32_t)v[8] << 16;
+  };
+  item.row = 0;
+  item.range = key_range(c.s.positions[0] + c.step, task.window);
+  if (!item.choose(i)) find_item(1);
   load_q();
+  load_own();
   ROLL while (item.row >= 0) {
     const AttentionItem now = item;
     const KeyRange range = now.range;
     const int chunk_key = (range.chunk + now.chunk) * CHUNK;  // absolute
+    const int place = own_place(now);
     const NewKeys fresh = {range.last - c.s.earlier[now.row], range.last - now.row};
     const bool has_fresh = chunk_key + CHUNK > fresh.first;
     const int first = now.first_page - chunk_key / PAGE, last = now.last_page - chunk_key / PAGE;
@@ -1536,6 +1593,13 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     const int n_stages = (last - first + 1) * RUN_STAGES;
     auto wait_stages = [&] {
       RingPosition at = c.ring;
+      bool landed = true;  // mostly: the looks at all of them overlap
+      UNROLL for (int k = 0; k < CHUNK_PAGES * RUN_STAGES; k++, at.advance()) {
+        if (k < n_stages) landed &= ptx::mbar_try_wait(&c.s.full[at.slot], at.phase);
+        if (TRACE && landed && k < n_stages && c.thread == 0) stamp_stage(c, c.stage + k, 2);
+      }
+      if (landed) return;
+      at = c.ring;
       ROLL for (int k = 0; k < n_stages; k++, at.advance()) {
         wait_barrier(c, &c.s.full[at.slot], at.phase, WAIT_FULL, at.slot);
         if (TRACE && c.thread == 0) stamp_stage(c, c.stage + k, 2);
@@ -1553,31 +1617,39 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     float s[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     if (page >= first && page <= last) {
       const uint4* tiles = tile(page, c.warp % KEY_TILES * DIM_TILES);
-      const uint32_t* k_new = (const uint32_t*)(c.p.k_new + now.head * HEAD_DIM) + c.quad;
-      const bool fresh0 = has_fresh && key >= fresh.first && key <= range.last;
-      const bool fresh1 = has_fresh && key + 8 >= fresh.first && key + 8 <= range.last;
-      const uint32_t* k0 = k_new + (key - fresh.row_of) * (KV_WIDTH / 2);
-      const uint32_t* k1 = k0 + 8 * (KV_WIDTH / 2);
-      UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
-        uint4 a = tiles[dt * LANES];
-        if (fresh0) {
-          a.x = k0[dt * 8];
-          a.z = k0[dt * 8 + 4];
+      uint4 a[DIM_TILES];
+      UNROLL for (int dt = 0; dt < DIM_TILES; dt++) a[dt] = tiles[dt * LANES];
+      if (has_own(place)) {
+        UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
+          const uint32_t low = own_k[2 * dt], high = own_k[2 * dt + 1];
+          if (place % 16 < 8)
+            a[dt].x = low, a[dt].z = high;
+          else
+            a[dt].y = low, a[dt].w = high;
         }
-        if (fresh1) {
-          a.y = k1[dt * 8];
-          a.w = k1[dt * 8 + 4];
-        }
-        ptx::mma_m16n8k16(s, a, q[dt]);
       }
+      if (has_fresh && fresh.first < range.last) {  // several tokens of a prompt in one step
+        const uint32_t* k_new = (const uint32_t*)(c.p.k_new + now.head * HEAD_DIM) + c.quad;
+        const uint32_t* k0 = k_new + (key - fresh.row_of) * (KV_WIDTH / 2);
+        const uint32_t* k1 = k0 + 8 * (KV_WIDTH / 2);
+        const bool fresh0 = key >= fresh.first && key < range.last;
+        const bool fresh1 = key + 8 >= fresh.first && key + 8 < range.last;
+        UNROLL for (int dt = 0; dt < DIM_TILES; dt++) {
+          if (fresh0) a[dt].x = k0[dt * 8], a[dt].z = k0[dt * 8 + 4];
+          if (fresh1) a[dt].y = k1[dt * 8], a[dt].w = k1[dt * 8 + 4];
+        }
+      }
+      UNROLL for (int dt = 0; dt < DIM_TILES; dt++) ptx::mma_m16n8k16(s, a[dt], q[dt]);
     }
     if (KEYS_FIRST) {
       ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
     }
-    // The next item's queries, while this one's arithmetic goes on.
+    // The next item, and its queries if they are others, while this one's arithmetic goes on.
     i += task.count;
-    item = attention_item(c.s, rows, c.step, task.window, i);
-    load_q();
+    if (!item.choose(now.chunk * N_KV_HEADS + now.head + task.count)) find_item(now.row + 1);
+    if (item.row != now.row || item.head != now.head) load_q();
+    const uint32_t now_v = own_v;
+    load_own();
 
     const bool pages = page >= first && page <= last;
     UNROLL for (int e = 0; e < 4; e++) {
@@ -1598,13 +1670,14 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     uint16_t* weight = (uint16_t*)c.s.weight[c.warp];
     float sum[2];
     UNROLL for (int e = 0; e < 2; e++) {
-      const uint16_t w0 = float_to_bf16(exp2_(s[e] - top[e]));
-      const uint16_t w1 = float_to_bf16(exp2_(s[e + 2] - top[e]));
+      const uint32_t both = pack_bf16(exp2_(s[e] - top[e]), exp2_(s[e + 2] - top[e]));
+      const uint16_t w0 = (uint16_t)both, w1 = (uint16_t)(both >> 16);
       weight[(2 * c.quad + e) * 16 + b_order(c.group)] = w0;
       weight[(2 * c.quad + e) * 16 + b_order(c.group + 8)] = w1;
       sum[e] = bf16_to_float(w0) + bf16_to_float(w1);
-      UNROLL for (int x = 4; x < 32; x <<= 1) sum[e] = sum[e] + __shfl_xor_sync(ALL, sum[e], x);
     }
+    UNROLL for (int x = 4; x < 32; x <<= 1) UNROLL for (int e = 0; e < 2; e++) sum[e] =
+        sum[e] + __shfl_xor_sync(ALL, sum[e], x);
     if (c.group == 0) {
       c.s.sums[c.warp][2 * c.quad] = sum[0];
       c.s.sums[c.warp][2 * c.quad + 1] = sum[1];
@@ -1619,19 +1692,29 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
       float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       const bool patch = has_fresh || chunk_key < range.first;
       const uint16_t* v_new = c.p.v_new + now.head * HEAD_DIM + c.warp * 16 + c.group;
-      ROLL for (int p = first; p <= last; p++) {
-        const uint4* tiles = tile(p, (KEYS_FIRST ? c.warp : DIM_TILES + c.warp) * KEY_TILES);
-        const uint2* weights = c.s.weight[p * KEY_TILES] + c.lane;
-        uint4 a[KEY_TILES];
-        UNROLL for (int j = 0; j < KEY_TILES; j++) a[j] = tiles[j * LANES];
-        if (patch) {
+      const int values = (KEYS_FIRST ? c.warp : DIM_TILES + c.warp) * KEY_TILES;
+      const uint2* weights = c.s.weight[0] + c.lane;
+      if (!patch && last - first + 1 == CHUNK_PAGES) {
+        uint4 a[CHUNK_PAGES][KEY_TILES];
+        UNROLL for (int p = 0; p < CHUNK_PAGES; p++) {
+          const uint4* tiles = tile(p, values);
+          UNROLL for (int j = 0; j < KEY_TILES; j++) a[p][j] = tiles[j * LANES];
+        }
+        UNROLL for (int t = 0; t < CONSUMERS; t++)
+            ptx::mma_m16n8k16(o, a[t / KEY_TILES][t % KEY_TILES], weights[t * LANES]);
+      } else {
+        ROLL for (int p = first; p <= last; p++) {
+          const uint4* tiles = tile(p, values);
+          uint4 a[KEY_TILES];
+          UNROLL for (int j = 0; j < KEY_TILES; j++) a[j] = tiles[j * LANES];
           UNROLL for (int j = 0; j < KEY_TILES; j++) {
             const int k = chunk_key + p * PAGE + j * 16;
-            if (k >= range.first && k + 15 < fresh.first) continue;  // nothing to do in this tile
-            a[j] = patch_tile(a[j], k + 2 * c.quad, range, fresh, v_new);
+            if (k < range.first || k + 15 >= fresh.first)
+              a[j] = patch_tile(a[j], k + 2 * c.quad, range, fresh, v_new, now_v);
           }
+          UNROLL for (int j = 0; j < KEY_TILES; j++)
+              ptx::mma_m16n8k16(o, a[j], weights[(p * KEY_TILES + j) * LANES]);
         }
-        UNROLL for (int j = 0; j < KEY_TILES; j++) ptx::mma_m16n8k16(o, a[j], weights[j * LANES]);
       }
       // The chunk's result: output before division, maximum and sum.
       UNROLL for (int e = 0; e < 4; e++) {
@@ -1645,7 +1728,7 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
         UNROLL for (int w = 1; w < CONSUMERS; w++) l = l + c.s.sums[w][head];
         if (head < GROUP) ((float2*)c.p.part_ml)[part + head] = float2{top[e], l};
       }
-    ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
+    UNROLL for (int k = 0; k < CHUNK_PAGES * RUN_STAGES; k++) if (k < n_stages) leave_stage(c);
   }
 }
 
@@ -1693,42 +1776,60 @@ __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
   u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
   return u;
 }
-__device__ __noinline__ float largest(const float2* ml, int n_chunks) {
+// The largest maximum of the chunks `first`, `first` + `step`, ... of all lanes, whose `first`
+// differ. SIDE of them are asked for at once.
+template <int SIDE>
+__device__ __forceinline__ float largest(const float2* ml, int n_chunks, int first, int step) {
   float m = negative_infinity();
-#pragma unroll 2
-  for (int k = threadIdx.x % 32; k < n_chunks; k += 32) m = fmaxf(m, ml[k * COLUMNS].x);
+  ROLL for (int k = first; k < n_chunks; k += SIDE * step) UNROLL for (int i = 0; i < SIDE; i++) {
+    if (k + i * step < n_chunks) m = fmaxf(m, ml[(k + i * step) * COLUMNS].x);
+  }
   ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
   return m;
 }
 
+// This warp's sums over the chunks warp, warp + 8, ...: of l, and of this lane's output. SIDE of
+// the values are asked for at once: 8K of context have eight, and in a long one it matters how many
+// are on their way.
+template <int SIDE>
+__device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
+  constexpr int STRIDE = COLUMNS * HEAD_DIM;
+  const float* values = u.values + c.warp * STRIDE;
+  const int n = (u.n_chunks - c.warp + CONSUMERS - 1) / CONSUMERS;
+  float2* weights = (float2*)c.s.weight[c.warp];  // of 32 chunks of this warp; and times their l
+  float l = 0.0f, o = 0.0f, m = 0.0f;
+  ROLL for (int k = 0; k == 0 || k < n; k += SIDE, values += SIDE * CONSUMERS * STRIDE) {
+    float v[SIDE];
+    UNROLL for (int i = 0; i < SIDE; i++) v[i] = k + i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
+    float2 own = {negative_infinity(), 0.0f};
+    if (k % 32 == 0 && k + c.lane < n) own = u.ml[(c.warp + (k + c.lane) * CONSUMERS) * COLUMNS];
+    if (k == 0) {
+      m = largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32);
+      if (c.lane == 0) c.s.tops[c.warp][0] = m;
+      consumers_sync();  // maxima of all warps
+      UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
+    }
+    if (k % 32 == 0) {
+      const float weight = exp2_(own.x - m);
+      __syncwarp();  // the last 32 have been read
+      weights[c.lane] = float2{weight, own.y * weight};
+      __syncwarp();  // weights of all lanes
+    }
+    UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last chunk weight and addend are 0
+      const float2 w = weights[k % 32 + i];
+      l = l + w.y;
+      o = o + v[i] * w.x;
+    }
+  }
+  return float2{l, o};
+}
+
 __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
-  constexpr int SIDE = 8;
   const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     const MergeUnit u = merge_unit(unit, task.window, c.step);
-    float2 own = {negative_infinity(), 0.0f};  // of this warp's chunk number `lane`, of 32
-    float v[SIDE];
-    auto load = [&](int first) {
-      UNROLL for (int i = 0; i < SIDE; i++) {
-        const int chunk = c.warp + (first + i) * CONSUMERS;
-        v[i] = 0.0f;
-        if (chunk < u.n_chunks) v[i] = u.values[(long long)chunk * COLUMNS * HEAD_DIM];
-      }
-      const int chunk = c.warp + (first + c.lane) * CONSUMERS;
-      if (first % 32 == 0) own = float2{negative_infinity(), 0.0f};
-      if (first % 32 == 0 && chunk < u.n_chunks) own = u.ml[chunk * COLUMNS];
-    };
-    load(0);
-    const float m = largest(u.ml, u.n_chunks);
-    float l = 0.0f, o = 0.0f;
-    ROLL for (int k = 0; c.warp + k * CONSUMERS < u.n_chunks; k += SIDE) {
-      const float weight = exp2_(own.x - m), weighted = own.y * weight;
-      UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last chunk weight and addend are 0
-        l = l + __shfl_sync(ALL, weighted, k % 32 + i);
-        o = o + v[i] * __shfl_sync(ALL, weight, k % 32 + i);
-      }
-      load(k + SIDE);
-    }
+    const float2 own = u.n_chunks <= 8 * CONSUMERS ? merge_list<8>(c, u) : merge_list<32>(c, u);
+    float l = own.x, o = own.y;
     c.buffer ^= 1;
     float (*sums)[16 * ROWS] = c.s.partial[c.buffer];
     sums[c.warp][c.lane] = o;
@@ -1761,23 +1862,21 @@ __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
       float v[PANEL];
       UNROLL for (int i = 0; i < PANEL; i++) v[i] =
           i < left ? u.values[i * COLUMNS * HEAD_DIM] : 0.0f;
-      if (base == 0) m = largest(u.ml, u.n_chunks);
-      const float weight = exp2_(own.x - m), weighted = own.y * weight;
+      if (base == 0) m = largest<4>(u.ml, u.n_chunks, c.lane, 32);
+      const float weight = exp2_(own.x - m);
       __syncwarp();  // the last panel's weights have been read
-      c.s.merge_weight[c.lane] = weight;
+      c.s.merge_weight[c.lane] = float2{weight, own.y * weight};
       __syncwarp();  // weights of all lanes
                      // Beyond the last chunk weight and addend are 0.
       UNROLL for (int i = 0; i < PANEL; i += LISTS) {
-        list_l = list_l + __shfl_sync(ALL, weighted, c.lane % LISTS + i);
+        list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].y;
         UNROLL for (int w = 0; w < LISTS; w++) list_o[w] =
-            list_o[w] + v[i + w] * c.s.merge_weight[i + w];
+            list_o[w] + v[i + w] * c.s.merge_weight[i + w].x;
       }
     }
     float o = list_o[0], l = __shfl_sync(ALL, list_l, 0);
-    UNROLL for (int w = 1; w < LISTS; w++) {
-      o = o + list_o[w];
-      l = l + __shfl_sync(ALL, list_l, w);
-    }
+    UNROLL for (int w = 1; w < LISTS; w++) o = o + list_o[w];
+    ROLL for (int w = 1; w < LISTS; w++) l = l + __shfl_sync(ALL, list_l, w);
     c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] = float_to_bf16(divide(o, l));
   }
   append_kv(task.first, task.count, task.kv_tiles, kind_of(task), c.step);

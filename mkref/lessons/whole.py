@@ -4,7 +4,7 @@ A lesson's own file (`mkref/lessons/cuda/NN_name.cu`) marks parts with `// BEGIN
 `// END EXERCISE NN.k`, and takes what the kernel already has from there, so that it has no copies:
 
     // USE megakernel.cu: section 1
-    // USE megakernel.cu: bf16_to_float float_to_bf16
+    // USE megakernel.cu: bf16_to_float pack_bf16 float_to_bf16
 
 Of a file in `cuda/` a part is a function, and what the learner writes is named by texts in its
 lines. `megakernel.cu` comes with the generated header of a small geometry. Nothing here compiles.

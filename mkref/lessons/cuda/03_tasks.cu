@@ -25,7 +25,7 @@ typedef unsigned long long uint64_t;
 #endif
 
 // USE megakernel.cu: section 1
-// USE megakernel.cu: bf16_to_float float_to_bf16
+// USE megakernel.cu: bf16_to_float pack_bf16 float_to_bf16
 
 constexpr int CONSUMERS = 8;
 enum Warps { WAITER = CONSUMERS, SIGNALLER, N_WARPS };
