@@ -53,6 +53,7 @@ lab: $(LAB_READY) ## open the workbook in JupyterLab
 test: export OMP_NUM_THREADS := 1
 test: export PYTEST_TIMEOUT := 600
 test: export MKREF_PROGRESS := off
+test: export MKREF_MEASURE := off
 test: $(TEST_READY) ## run every test that needs no GPU, and the notebooks
 	@scripts/system_extras.sh
 	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)

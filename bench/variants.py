@@ -79,8 +79,10 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "merge_8_at_once": (("u.n_chunks <= 8 * CONSUMERS ?", "true ?"),),
     "merge_16_at_once": (("merge_list<32>(c, u)", "merge_list<16>(c, u)"),),
     "largest_alone": (
-        ("largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32)",
-         "largest<8>(u.ml, u.n_chunks, c.lane, 32)"),
+        (
+            "largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32)",
+            "largest<8>(u.ml, u.n_chunks, c.lane, 32)",
+        ),
         ("  consumers_sync();  // maxima of all warps\n", "  __syncwarp();\n"),
         ("UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);", ""),
     ),

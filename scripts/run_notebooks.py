@@ -104,6 +104,7 @@ def run(path: Path) -> str:
     notebook = nbformat.read(path, as_version=4)
     fill(notebook)
     os.environ["MKREF_PROGRESS"] = "off"  # for the notebook's kernel, which inherits it
+    os.environ["MKREF_MEASURE"] = "off"  # what is stored is the same on a computer with a GPU
     begin = time.monotonic()
     NotebookClient(
         notebook,

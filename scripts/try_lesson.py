@@ -87,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("which", nargs="+", help="lesson (03) or exercise (03.1)")
     os.environ["MKREF_PROGRESS"] = "off"  # nobody has learnt anything
+    os.environ["MKREF_MEASURE"] = "off"
     for which in parser.parse_args().which:
         ids = [one for one in exercises() if one == which or one.startswith(f"{which}.")]
         if not ids:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 os.environ["MKREF_PROGRESS"] = "off"  # tests solve exercises; the file of who runs them stays
+os.environ["MKREF_MEASURE"] = "off"  # lessons do not measure again on a GPU: nbval compares
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(1)
 

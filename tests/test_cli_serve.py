@@ -74,6 +74,19 @@ def test_killed_and_started_again(
     assert "> " in capsys.readouterr().out
 
 
+def test_nobody_waits_for_the_sampler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """It is built before the address is told, though nobody may ever draw."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("MKREF_CACHE", str(cache))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    with serving(port):
+        assert list(cache.rglob("sampler*"))
+
+
 def test_nobody_listens(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,5 +116,5 @@ def test_figures_say_what_they_show(ties: list[NearTie]) -> None:
     assert "5 different results" in sums_figure().summary
     assert ("2^-26", "not at all") in mma_figure().table.rows
     said = gaps_figure(ties, 0.25)
-    assert "6 places, at 1 of them one that was further below; 1 of these had" in said.summary
+    assert "6 places, at 1 of them one that was further below, of which 1 had" in said.summary
     assert ("prompt 9, token 5", f"gap {ties[0].gap:.3f}, other experts") in said.table.rows

@@ -70,7 +70,7 @@ def test_pictures_say_what_they_show() -> None:
     """The sentences have the numbers that the notebook's prose has."""
     assert "take 26 steps" in batching_figure().summary
     assert "take 17 steps" in batching_figure().summary
-    assert "at token 620 11 and 6 pages" in pages_figure().summary
+    assert "11 and 6 at token 620" in pages_figure().summary
 
 
 def test_pages_of_a_long_sequence() -> None:

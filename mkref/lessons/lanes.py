@@ -48,6 +48,13 @@ class Span:
     label: str = ""
 
 
+def _in_words(span: Span, looks: Mapping[str, Look]) -> str:
+    """A span in the table: its label, after its kind where the label is only a time."""
+    says = looks[span.kind].says
+    is_time = span.label.endswith(" us") and "," not in span.label
+    return f"{says} {span.label}" if is_time else span.label or says
+
+
 def lanes_figure(
     head: str,
     sentence: str,
@@ -85,8 +92,5 @@ def lanes_figure(
         svg.rect(x, height - 24, 14, 12, svg.fill(look.color, look.pattern), stroke=OUTLINE)
         svg.text(x + 20, height - 13, look.says)
         x += 36 + LETTER * len(look.says)
-    rows = [
-        (name, ", ".join(f"{span.label or looks[span.kind].says}" for span in spans))
-        for name, spans in lanes
-    ]
+    rows = [(name, ", ".join(_in_words(span, looks) for span in spans)) for name, spans in lanes]
     return Figure(svg.render(), sentence, Table(("who", "does, one after another"), tuple(rows)))

@@ -1,13 +1,11 @@
 """Lesson 02: the step as ordinary kernels, what the ladder recorded about launches, two exercises.
 
-Numbers come from `bench/results/h200/ladder.json`; nothing here measures on its own account but
-`live_ladder`, which runs `mkref bench ladder` where there is a GPU.
+Numbers come from `bench/results/h200/ladder.json`; nothing here measures (`mkref.lessons.live` does
+where there is a GPU).
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,7 @@ from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
 __all__ = ["EXERCISES", "LadderRow", "OrdinaryRun", "boundary_cost", "ladder", "ladder_figure"]
-__all__ += ["line_of", "live_ladder", "ordinary_run"]
+__all__ += ["line_of", "ordinary_run"]
 
 RECORD = "h200/ladder.json"
 COLORS = {"a": "#D55E00", "b": "#E69F00", "c": "#F0E442"}
@@ -146,21 +144,6 @@ def line_of(letter: str, batch: int = 1) -> tuple[float, float]:
     rows = [row for row in ladder(letter, batch) if "2 per SM" not in row.name]
     slope, rest = _line([row.launches for row in rows], [row.ms for row in rows])
     return slope, rest / 1000
-
-
-def live_ladder() -> None:
-    """Climb the ladder on this computer's GPU with the model nano; without a GPU, say so."""
-    from mkref.machine.cuda import why_no_gpu
-
-    if why_no_gpu():
-        print("No GPU to measure on here: the recorded numbers above stand.")
-        return
-    command = [
-        sys.executable, "-m", "mkref", "bench", "ladder", "--geometry", "nano", "--batch", "1",
-        "--context", "512", "--rounds", "4",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    print(done.stdout + done.stderr, end="")
 
 
 # ---- exercise 02.1: an ordinary kernel -----------------------------------------------------------

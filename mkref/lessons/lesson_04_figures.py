@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mkref.lessons.lanes import Look, Span, lanes_figure
+from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure, op_look
 from mkref.lessons.recorded import recorded_trace
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import INK, OUTLINE
@@ -66,11 +66,12 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
     stages = trace.stages.times[trace.stages.sm == sm]
     begin, end = task.begin - 3000, task.end + 3000
     looks = {
-        "way": Look("on its way", "#F0E442", "dots"),
-        "rests": Look("has landed", "#ffffff", "diagonal"),
-        "used": Look("in use", "#56B4E9"),
-        "waits": Look("consumers wait for x", "#ffffff", "horizontal"),
-        "task": Look("consumers do QKV", "#E69F00", "vertical"),
+        # As in the ring of lesson 11; what is landed is in use or waits for that.
+        "way": Look("on its way", "#E69F00", "vertical"),
+        "rests": Look("has landed", "#56B4E9"),
+        "used": Look("in use", "#56B4E9", "cross"),
+        "waits": Look("consumers wait for x", IDLE.color, IDLE.pattern),
+        "task": op_look("QKV", "consumers do QKV"),
     }
     who = [Span(task.begin - begin, task.ready - begin, "waits")]
     who.append(Span(task.ready - begin, task.end - begin, "task", "QKV"))

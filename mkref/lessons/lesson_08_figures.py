@@ -45,8 +45,8 @@ def rungs_figure(batch: int = 1) -> Figure:
     for name, (rung, many) in ROWS.items():
         ms = rung_ms(rung, many, batch)
         text = f"{ms:.2f} ms, {many} launch{'es' if many > 1 else ''} [measured]"
-        look = ("#E69F00", "diagonal") if rung == "d" else ("#56B4E9", "plain")
-        bars.append(Bar(name, ms, text, *look))
+        color = {"a": "#D55E00", "c": "#F0E442"}.get(rung, "#56B4E9")  # as in lesson 02
+        bars.append(Bar(name, ms, text, color))
         rows.append((name, str(many), f"{ms:.3f}"))
         said.append(f"{name} {ms:.2f} ms ({many})")
     gpu, date = record["provenance"]["gpu"], record["provenance"]["date"][:10]

@@ -20,9 +20,9 @@ __all__ = ["false_wait_figure", "needs", "rung_ms", "rungs_figure"]
 
 RECORD = "h200/ladder.json"
 NAMES = {
-    "d": ("barriers", "#E69F00", "diagonal"),
+    "d": ("barriers", "#56B4E9", "diagonal"),
     "e": ("counters, same order", "#56B4E9", "plain"),
-    "f": ("counters, better order", "#009E73", "dots"),
+    "f": ("counters, better order", "#56B4E9", "dots"),
 }
 HOP = 0.8
 WORK = {

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 
 from mkref.config import NORTH_MINI_CODE
+from mkref.lessons.lanes import IDLE
 from mkref.lessons.recorded import bench_record, recorded_trace
 from mkref.plan.share import share, share_beside
 from mkref.trace.events import BEGIN, END, READY
@@ -88,7 +89,7 @@ def waits_by_op() -> Figure:
         waited = float((times[:, READY] - times[:, BEGIN]).sum())
         worked = float((times[:, END] - times[:, READY]).sum())
         text = f"{waited:.1f} us, then {worked:.1f} us of work [measured]"
-        bars.append(Bar(op, waited, text, "#CC79A7", "horizontal"))
+        bars.append(Bar(op, waited, text, IDLE.color, IDLE.pattern))
         rows.append((op, f"{waited:.2f}", f"{worked:.2f}"))
         said.append(f"{op} {waited:.1f}")
     sentence = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -84,7 +85,9 @@ def first_violation(plan: Plan) -> str:
     try:
         verify(plan)
     except PlanError as error:
-        return str(error).splitlines()[0].replace(": SM", ":\n  SM").replace("; ", ";\n  ")
+        said = str(error).splitlines()[0].replace(": SM", ":\nSM").replace("; ", ";\n").split("\n")
+        lines = [fill(line, 86, initial_indent="  ", subsequent_indent="    ") for line in said]
+        return "\n".join(lines).removeprefix("  ")
     return "no violation"
 
 
@@ -117,11 +120,11 @@ def sanitizers() -> list[str]:
     """What NVIDIA's tools said of the kernel on a GPU, and of which commit."""
     record = bench_record("h200/sanitizer.json")
     where = f"{record['provenance']['gpu']}, commit {record['provenance']['commit']}"
-    return [
-        f"{tool['tool']:9} {'clean' if tool['clean'] else 'NOT clean'}: {tool['summary'][0]} "
-        f"({where}) [measured]"
+    said = [
+        f"{tool['tool']:9} {'clean' if tool['clean'] else 'NOT clean'}: {tool['summary'][0]}"
         for tool in record["tools"]
     ]
+    return [*said, f"[measured: {where}]"]
 
 
 def circle_figure() -> Figure:

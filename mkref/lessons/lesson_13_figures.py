@@ -120,8 +120,8 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
     sentence = (
         f"How far the second best token was below the best, {len(gaps):,} tokens of nano "
         f"[measured]: {close} have a gap of at most {tie}; PyTorch in float32 chose another token "
-        f"at {len(ties)} places, at {len(beyond)} of them one that was further below; "
-        f"{routed} of these had got other experts."
+        f"at {len(ties)} places, at {len(beyond)} of them one that was further below, "
+        f"of which {routed} had got other experts."
     )
     svg, left, width, base = Svg(760, 324, sentence), 40, 44, 210
     svg.text(16, 26, "How sure was the kernel?", size=16, bold=True)
@@ -137,7 +137,7 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
     for k in range(-10, 5, 2):
         says = f"{2.0**k:.4g}" if k >= -3 else f"2^{k}"
         svg.text(place(2.0**k), base + 16, says, anchor="middle", size=11)
-    svg.rect(place(tie), 44, 2, base - 24, ORANGE)
+    svg.rect(place(tie) - 1, 44, 2, base - 44, ORANGE)
     svg.text(place(tie) - 6, 54, f"tie = {tie}", anchor="end")
     for number, one in enumerate(sorted(ties, key=lambda one: one.gap)):
         x = place(one.gap)

@@ -96,10 +96,10 @@ def pages_figure() -> Figure:
             kinds[first_new:] = ["new"] * (end - first_new)
             spans = [Span(p, p + 1, kind, f"{p}") for p, kind in enumerate(kinds)]
             lanes.append((f"at {position}, {name}", spans))
-        said.append(f"at token {position} {counts[0]} and {counts[1]}")
+        said.append(f"{counts[0]} and {counts[1]} at token {position}")
     sentence = (
-        f"A scheme, derived: pages of {PAGE} tokens that a full and a sliding layer hold for a "
-        f"launch of {LAUNCH} steps, with a window of {WINDOW} tokens: {', '.join(said)} pages."
+        f"A scheme, derived: how many pages of {PAGE} tokens a full and a sliding layer hold for a "
+        f"launch of {LAUNCH} steps, with a window of {WINDOW} tokens: {', '.join(said)}."
     )
     drawn = lanes_figure("Full layers keep, sliding layers give back", sentence, lanes, PAGES)
     rows = [

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import isfinite
 from statistics import mean, median
 
+from mkref.lessons.lanes import IDLE
 from mkref.lessons.lesson_15 import interval
 from mkref.lessons.lesson_15_record import (
     CONTEXT,
@@ -24,7 +25,7 @@ from mkref.lessons.lesson_15_strips import Strip, strip_chart
 from mkref.lessons.recorded import bench_record
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
-from mkref.widgets.palette import GRID, OUTLINE
+from mkref.widgets.palette import GRID, OUTLINE, style_of
 from mkref.widgets.svg import Svg
 
 __all__ = ["baselines", "errors", "gains", "path_parts", "shares", "start", "turns", "waterfall"]
@@ -37,6 +38,14 @@ LOOKS = (
     ("saved", "#009E73", "vertical"),
     ("lost", "#D55E00", "diagonal"),
 )
+PATH_OPS = {
+    "experts": "GATE_UP",
+    "projections, router": "QKV",
+    "attention, merge": "ATTENTION",
+    "head": "HEAD",
+    "embedding, sample": "EMBED",
+}
+"""The operation whose look a part of the critical path has."""
 
 
 def waterfall(batch: int) -> Figure:
@@ -193,12 +202,15 @@ def baselines(batch: int) -> Figure:
         color, pattern = ("#0072B2", "plain") if where == "same run" else ("#E69F00", "diagonal")
         bars.append(Bar(name, ratio, f"{ratio:.2f} times, {where} [measured]", color, pattern))
         rows.append((name, f"{ratio:.3f}", where))
-    said = ", ".join(f"{name} {ratio:.2f}" for name, ratio, _ in against)
+    said = "; ".join(f"{name} {ratio:.2f}" for name, ratio, _ in against)
     sentence = (
         f"Time of baselines over that of the persistent kernel, batch {batch}, {CONTEXT:,} tokens "
         f"[measured]: {said}."
     )
-    chart = bar_chart(bars, title=sentence, head=f"how much longer? batch {batch}", full=1.0)
+    chart = bar_chart(
+        bars, title=sentence, head=f"how much longer? batch {batch}",
+        notes=("line: the persistent kernel, 1.0",), full=1.0,
+    )  # fmt: skip
     return Figure(chart, sentence, Table(("baseline", "times", "measured in"), tuple(rows)))
 
 
@@ -227,15 +239,16 @@ def path_parts() -> Figure:
     total = sum(parts.values())
     bars, rows, said = [], [], []
     for name, ms in parts.items():
-        hop = name.startswith("hand-over")
-        color, pattern = ("#CC79A7", "horizontal") if hop else ("#56B4E9", "plain")
+        look = IDLE.color, IDLE.pattern
+        if name in PATH_OPS:
+            look = style_of(PATH_OPS[name]).fill, style_of(PATH_OPS[name]).pattern
         text = f"{ms:.3f} ms; gone: {ms / total:.1%} less at most"
-        bars.append(Bar(name, ms, text, color, pattern))
+        bars.append(Bar(name, ms, text, *look))
         rows.append((name, f"{ms:.3f}", f"{ms / total:.1%}"))
         said.append(f"{name} {ms:.3f}")
     sentence = (
         f"The critical path of the recorded step, batch 1, ms [measured, with stamps]: "
-        f"{', '.join(said)}; together {total:.2f}."
+        f"{'; '.join(said)}; together {total:.2f}."
     )
     chart = bar_chart(bars, title=sentence, head="the longest chain of tasks [measured]")
     return Figure(chart, sentence, Table(("part", "ms", "of the step"), tuple(rows)))

@@ -144,8 +144,8 @@ def cost_figure() -> Figure:
         bars.append(Bar(name, us, f"{us:.1f} us [simulated]", *look))
     said = ", ".join(f"{name} {us:.1f}" for name, us in found.items())
     sentence = (
-        f"us that the shared expert adds to a layer of North Mini Code, one row at 8,192 tokens: "
-        f"its bytes alone {least_us():.1f} [derived], {said} [simulated]."
+        f"Microseconds that the shared expert adds to a layer of North Mini Code, one row at 8,192 "
+        f"tokens: its bytes alone {least_us():.1f} [derived], {said} [simulated]."
     )
     rows = tuple((bar.name, bar.text) for bar in bars)
     chart = bar_chart(bars, title=sentence, head="the same two tasks, in three places")

@@ -165,14 +165,19 @@ class CudaMachine(KernelMachine):
             return  # the sampler tells, so that no copy stands between two steps
         self._copy(self._status.ctypes.data, self.address(self.buffers["status"]), STATUS_WORDS * 4)
 
+    def build_sampler(self) -> None:
+        """Compile the sampler, or load what was compiled before."""
+        if self._draw_kernels:
+            return
+        module = self._module("sampler", sampler_source())
+        names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
+        self._draw_kernels = {name: module.get_function(name) for name in names}
+        for kernel in self._draw_kernels.values():
+            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+
     def begin_draw(self, sampler: Sampler, step: int) -> None:
         """Queue the sampler's kernels behind the kernel; each row gets its share of the SMs."""
-        if not self._draw_kernels:
-            module = self._module("sampler", sampler_source())
-            names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
-            self._draw_kernels = {name: module.get_function(name) for name in names}
-            for kernel in self._draw_kernels.values():
-                kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+        self.build_sampler()
         record = sampler.record(step)
         rows = sampler.draw.rows
         fewest, most = DRAW_BLOCKS

@@ -82,12 +82,16 @@ class HostMachine(KernelMachine):
         finally:
             over.set()
 
+    def build_sampler(self) -> None:
+        """Compile the sampler, or load what was compiled before."""
+        if self._draw_module is None:
+            self._draw_module = build(sampler_source(), name="sampler")
+
     def begin_draw(self, sampler: Sampler, step: int) -> None:
         """Run the sampler, unless the kernel before it has failed."""
         if self._failure is not None:
             return
-        if self._draw_module is None:
-            self._draw_module = build(sampler_source(), name="sampler")
+        self.build_sampler()
         for name in sampler.kernels():
             self.launch_draw(name, sampler.draw.rows, sampler.record(step))
 

@@ -145,5 +145,8 @@ class Machine(ABC):
         """
         return None
 
+    def build_sampler(self) -> None:  # noqa: B027 - a machine that draws in NumPy builds nothing
+        """Build now what the first token drawn with a `Draw` would wait for."""
+
     def close(self) -> None:  # noqa: B027 - a machine without memory of its own has nothing to do
         """Give memory back."""

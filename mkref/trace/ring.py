@@ -124,7 +124,7 @@ def describe_ring(trace: Trace) -> str:
     begin, end = _window(trace, stages)
     part = f", last {(end - begin) / end:.0%} of the step" if begin else ""
     return (
-        f"Ring of {stages.ring.stages} stages of {kilobytes(stages.ring.stage_bytes)}, mean of "
+        f"Ring of {stages.ring.stages} stages of {stages.ring.stage_bytes / 1024:g} KB, mean of "
         f"{n_sms(len(stages.sms))}{part}: {use.held:.1f} stages held, full {use.full:.0%} and "
         f"empty {use.empty:.0%} of the time; at most {kilobytes(use.in_flight)} in flight per SM, "
         f"nothing {use.idle:.0%} of the time."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mkref.widgets.palette import GRID, OUTLINE
+from mkref.widgets.palette import GRID, INK, OUTLINE
 from mkref.widgets.svg import Svg
 
 __all__ = ["Bar", "bar_chart"]
@@ -42,7 +42,8 @@ def bar_chart(
         head: the large line at the top left.
         notes: up to two lines at the top right.
         foot: name and text of a last line without a bar.
-        full: a value that every bar is seen against, drawn as an empty frame.
+        full: a value that every bar is seen against, drawn as an empty frame; across a longer bar
+            as a line.
     """
     left = 24 + 7 * max(len(bar.name) for bar in bars)  # 7 pixels a letter
     svg = Svg(WIDTH, TOP + ROW * (len(bars) + (foot is not None)) + BOTTOM, title)
@@ -58,6 +59,9 @@ def bar_chart(
         if full is not None:
             svg.rect(left, y + 3, frame, ROW - 8, "none", stroke=OUTLINE)
         svg.rect(left, y + 3, width, ROW - 8, svg.fill(bar.color, bar.pattern), stroke=OUTLINE)
+        if full is not None and frame < width:
+            svg.rect(left + frame - 3, y, 6, ROW - 2, "#ffffff")
+            svg.rect(left + frame - 1, y, 2, ROW - 2, INK)
         svg.text(left + max(width, frame) + 8, y + 16, bar.text)
     if foot is not None:
         y = TOP + ROW * len(bars) + 6

@@ -238,7 +238,6 @@ class KvPicture:
         x, y, width, height = box
         style = look_of(self.numbers[name], name)
         if is_prompt:
-            self._svg.rect(*box, "#ffffff")
             lines = "".join(
                 f"M{number(x + k)} {number(y + height)}L{number(min(x + k + 5, x + width))} "
                 f"{number(y)}"

@@ -18,11 +18,11 @@ __all__ = ["batches", "figure"]
 _LOOK = {
     "attention projections": ("#0072B2", "plain"),
     "keys and values": ("#E69F00", "plain"),
-    "dense MLP": ("#CC79A7", "horizontal"),
+    "dense MLP": ("#009E73", "diagonal"),
     "routers": ("#F0E442", "dots"),
-    "experts": ("#009E73", "diagonal"),
+    "experts": ("#009E73", "plain"),
     "norms": ("#C8C8C8", "plain"),
-    "LM head": ("#D55E00", "vertical"),
+    "LM head": ("#D55E00", "plain"),
 }
 
 
