@@ -1,7 +1,7 @@
 # Everything this repository can do; `make` alone lists it. Nothing asks a question, everything can be run again.
 #
 # Variables: PYTHON=/path/to/python3.12 for a new environment, VENV=.venv, PIP_ARGS for pip,
-# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, SLIDES_ARGS such as --lessons=02,05,
+# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, WORKERS=0 for tests one after another, SLIDES_ARGS such as --lessons=02,05,
 # MKREF_APT=no to leave the system's packages alone.
 
 SHELL := /bin/bash
@@ -24,6 +24,7 @@ NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 NBVAL := $(if $(NOTEBOOKS),$(NOTEBOOKS) --nbval --nbval-current-env --nbval-sanitize-with=tests/nbval.cfg \
 	--nbval-cell-timeout=120 --nbval-kernel-startup-timeout=60)
 PYTEST_ARGS ?= tests mkref $(NBVAL)
+WORKERS ?= 2
 
 # A window to open a browser in: a display, a Mac, or an editor that set BROWSER.
 NO_BROWSER := $(shell [ -n "$$DISPLAY$$WAYLAND_DISPLAY$$BROWSER" ] || [ "$$(uname)" = Darwin ] || echo --no-browser)
@@ -56,7 +57,7 @@ test: export MKREF_PROGRESS := off
 test: export MKREF_MEASURE := off
 test: $(TEST_READY) ## run every test that needs no GPU, and the notebooks
 	@scripts/system_extras.sh
-	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	$(PY) -m pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 check: $(TEST_READY) ## lint, formatting and types
 	$(PY) -m ruff check .

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,32 @@ def have_gpu() -> bool:
     return bool(cupy.cuda.is_available())
 
 
+LEFT_OUT = pytest.StashKey[int]()
+"""How many GPU tests were left out."""
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count the GPU tests among them."""
+    if items:
+        stash = items[0].config.stash
+        n = sum(item.get_closest_marker("gpu") is not None for item in items)
+        stash[LEFT_OUT] = stash.get(LEFT_OUT, 0) + n
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells who writes the summary."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["gpu_left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker has collected the same tests."""
+    if n := getattr(node, "workeroutput", {}).get("gpu_left_out"):
+        node.config.stash[LEFT_OUT] = n
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the GPU tests that `-m` did not leave out already, where no GPU answers."""
@@ -61,9 +88,7 @@ def gpu_record() -> str:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say which GPU tests were left out and what their record is worth."""
-    left_out = terminalreporter.stats.get("deselected", [])
-    n_gpu = sum(item.get_closest_marker("gpu") is not None for item in left_out)
-    if n_gpu:
+    if n_gpu := terminalreporter.config.stash.get(LEFT_OUT, 0):
         terminalreporter.section("GPU tests")
         terminalreporter.write_line(f"{n_gpu} left out here; `make test-gpu` runs them on a GPU")
         terminalreporter.write_line(gpu_record())
