@@ -1,8 +1,8 @@
 # Everything this repository can do; `make` alone lists it. Nothing asks a question, everything can be run again.
 #
 # Variables: PYTHON=/path/to/python3.12 for a new environment, VENV=.venv, PIP_ARGS for pip,
-# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, WORKERS=0 for tests one after another, SLIDES_ARGS such as --lessons=02,05,
-# MKREF_APT=no to leave the system's packages alone.
+# LAB_ARGS for JupyterLab, PYTEST_ARGS for pytest, WORKERS=0 for tests one after another (as --pdb
+# needs), SLIDES_ARGS such as --lessons=02,05, MKREF_APT=no to leave the system's packages alone.
 
 SHELL := /bin/bash
 VENV ?= .venv

@@ -199,6 +199,10 @@ def test_rungs_are_those_asked_for(programs: Programs) -> None:
         ("import sys; open(sys.argv[-1], 'w').write('{')", "a record that cannot be read"),
         ("import sys; open(sys.argv[-1], 'w').write('[]')", "a record without rows"),
         ("import sys; open(sys.argv[-1], 'w').write('{\"rows\": []}')", "a record without rows"),
+        (
+            "import sys; open(sys.argv[-1], 'w').write('{\"rows\": [{}]}')",
+            "the record has not the form",
+        ),
     ],
 )
 def test_a_program_that_fails_is_one_line(

@@ -7,8 +7,9 @@ import pytest
 
 from mkref.errors import MachineError
 from mkref.machine.base import KernelMachine, StepInputs
-from mkref.machine.host import HostMachine
+from mkref.machine.host import HOST_RING, HostMachine
 from mkref.machine.interpreter import InterpreterMachine
+from mkref.machine.source import Ring
 from mkref.plan import BUFFERS, build_plan
 from mkref.reference.scalars import to_bf16
 from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
@@ -20,14 +21,17 @@ OF_THE_PLAN = {"tasks", "task_offsets", "counters", "best_values", "best_tokens"
 """Differ with the number of SMs."""
 
 
-def test_every_buffer_is_the_same_as_after_the_kernel() -> None:
-    """Eight rows, then five; lengths at edges of pages and chunks; poison stays where it was."""
+@pytest.mark.parametrize("ring", [HOST_RING, Ring(2, 8)], ids=["whole chunks", "keys first"])
+def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
+    """Eight rows, then five; lengths at edges of pages and chunks; poison stays where it was. A
+    ring that does not hold a chunk takes its keys, then its values.
+    """
     weights = synthetic_weights(small_config(), seed=3)
     pages = 9
     rng = np.random.default_rng(1)
     table = np.stack([rng.permutation(72 + 2 * kind)[:72].reshape(8, 9) for kind in (0, 1)])
     results = []
-    for machine, n_sm in ((InterpreterMachine(order=3), 5), (HostMachine(), 3)):
+    for machine, n_sm in ((InterpreterMachine(order=3), 5), (HostMachine(ring=ring), 3)):
         plan = build_plan(weights.config, n_sm, full_pages=72, sliding_pages=74)
         machine.load(plan, weights, pages * 64)
         kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
@@ -42,6 +46,31 @@ def test_every_buffer_is_the_same_as_after_the_kernel() -> None:
                     np.arange(rows).astype(np.uint64) + (1 << 40),
                 )
             )
+        results.append({name: machine.read(name) for name in BUFFERS})
+        machine.close()
+    interpreted, kernel = results
+    different = {name for name in BUFFERS if interpreted[name].tobytes() != kernel[name].tobytes()}
+    assert different <= OF_THE_PLAN
+
+
+@pytest.mark.parametrize("positions", [[9000], [36863], [9000, 511]])
+def test_long_rows(positions: list[int]) -> None:
+    """More than 64 chunks, more than 256: MERGE takes them in several goes, by the consumers where
+    there is one row, by the helper where there are two. The same few pages, again and again.
+    """
+    weights = synthetic_weights(small_config(max_position_embeddings=36864), seed=3)
+    pages = max(positions) // PAGE + 1
+    table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
+    inputs = StepInputs(
+        np.arange(len(positions), dtype=np.int32) + 40, np.array(positions, dtype=np.int32), table
+    )
+    results = []
+    for machine, n_sm in ((InterpreterMachine(order=3), 5), (HostMachine(), 3)):
+        plan = build_plan(weights.config, n_sm, full_pages=7, sliding_pages=7)
+        machine.load(plan, weights, pages * PAGE)
+        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
+        machine.write("kv", to_bf16(kv.astype(np.float32)))
+        machine.step(inputs)
         results.append({name: machine.read(name) for name in BUFFERS})
         machine.close()
     interpreted, kernel = results

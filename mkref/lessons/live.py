@@ -162,8 +162,11 @@ def _shown(make: Callable[[str, str], Figure]) -> Figure | None:
     try:
         return make(*geometry_for(free_bytes()))
     except MkrefError as error:
-        print(f"Not measured here: {one_line(str(error))}. The recorded numbers above stand.")
-        return None
+        why = one_line(str(error))
+    except (LookupError, TypeError) as error:
+        why = one_line(f"the record has not the form that is expected ({error!r})")
+    print(f"Not measured here: {why}. The recorded numbers above stand.")
+    return None
 
 
 def _figure(

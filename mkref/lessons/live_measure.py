@@ -99,9 +99,12 @@ def run(command: Sequence[str]) -> Record:
                 stdin=subprocess.DEVNULL, timeout=LIMIT_S,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )  # fmt: skip
-            record = json.loads(file.read_text(encoding="utf-8"))
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"no result after {LIMIT_S:.0f} seconds") from error
+        except OSError as error:
+            raise MachineError(f"cannot start {command[0]} ({error})") from error
+        try:
+            record = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             said = done.stderr.strip() or f"exit status {done.returncode}, and no word"
             raise MachineError(said.splitlines()[-1]) from error
