@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from mkref.errors import MachineError, MkrefError
 from mkref.lessons.live_figure import Pair, pairs_figure
-from mkref.lessons.live_measure import Record, free_bytes, geometry_for, measured, one_line
+from mkref.lessons.live_measure import (
+    Record,
+    forget,
+    free_bytes,
+    geometry_for,
+    measured,
+    one_line,
+)
 from mkref.lessons.recorded import bench_record, recorded_trace
 from mkref.machine.kernels import usable_gpu
 from mkref.trace.summary import by_op
@@ -164,6 +171,7 @@ def _shown(make: Callable[[str, str], Figure]) -> Figure | None:
     except MkrefError as error:
         why = one_line(str(error))
     except (LookupError, TypeError) as error:
+        forget()
         why = one_line(f"the record has not the form that is expected ({error!r})")
     print(f"Not measured here: {why}. The recorded numbers above stand.")
     return None

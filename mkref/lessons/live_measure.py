@@ -19,8 +19,8 @@ from typing import Any
 import mkref
 from mkref.errors import MachineError
 
-__all__ = ["WHOLE_BYTES", "Record", "command_of", "free_bytes", "geometry_for", "measured"]
-__all__ += ["one_line", "run"]
+__all__ = ["WHOLE_BYTES", "Record", "command_of", "forget", "free_bytes", "geometry_for"]
+__all__ += ["measured", "one_line", "run"]
 
 WHOLE_BYTES = 80_000_000_000
 """Free memory that the full geometry wants: 61 GB of weights, up to 5 of keys and values, the rest
@@ -81,6 +81,11 @@ def measured(what: str, geometry: str) -> Record:
     if (what, geometry) not in _made:
         _made[what, geometry] = run(command_of(what, geometry))
     return _made[what, geometry]
+
+
+def forget() -> None:
+    """The next cell measures again."""
+    _made.clear()
 
 
 def run(command: Sequence[str]) -> Record:
