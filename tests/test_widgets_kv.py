@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,16 @@ def test_recorder_without_steps_says_so() -> None:
     with KvRecorder(engine, most=3) as recorder:
         engine.generate([1, 2, 3], max_tokens=9, ignore_eos=True)
     assert 3 == len(recorder.history().moments)
+
+
+def test_text_can_be_read() -> None:
+    """No text is smaller than 10 px, and numbers of who waits do not touch each other."""
+    idle = Moment(rows=(), running=(), waiting=tuple(f"r{i}" for i in range(100)), cached=((), ()))
+    crowd = replace(WRITTEN, moments=(idle,) * STEPS)
+    for view in (kv_view(crowd, 0), kv_view(recorded())):
+        svg = KvPicture(view, "title").svg
+        assert min(map(int, re.findall(r'font-size="(\d+)"', svg))) >= 10
+    svg = KvPicture(kv_view(crowd, 0), "title").svg
+    at = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*>100</text>', svg)]
+    assert at
+    assert all(b - a >= 18 for a, b in pairwise(at))

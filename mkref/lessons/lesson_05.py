@@ -36,7 +36,8 @@ def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
 
     The scores x of the keys are in base 2, so weights are 2^x. Chunk c has left
         m[c] = max x      s[c] = sum of 2^(x - m[c])      o[c] = sum of 2^(x - m[c]) v
-    `m` and `s` (the contract's l) are arrays [n], `o` is [n, D]; the result is an array [D].
+    `m` and `s` (the contract's l) are arrays [n], `o` is [n, D]; the result is an array [D], all
+    of them float64.
     """
     # BEGIN SOLUTION
     weight = 2.0 ** (m - m.max())
@@ -46,12 +47,13 @@ def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
 
 
 def _parts(
-    lengths: tuple[int, ...], shift: float, seed: int, dims: int = 5
+    lengths: tuple[int, ...], shift: tuple[float, ...], seed: int, dims: int = 5
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """m, l, o of chunks with these numbers of keys, and the output over all keys at once."""
+    """m, l, o of chunks with these numbers of keys, and the output over all keys at once; scores
+    of chunk c are near shift[c]."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
-    scores = rng.normal(shift, 3, n) + np.repeat(np.arange(len(lengths)) * 1.5, lengths)
+    scores = rng.normal(0, 3, n) + np.repeat(np.arange(len(lengths)) * 1.5 + shift, lengths)
     values = rng.normal(0, 1, (n, dims))
     ends = np.cumsum((0, *lengths))
     m = np.array([scores[a:b].max() for a, b in pairwise(ends)])
@@ -63,9 +65,9 @@ def _parts(
     return m, sums, o, whole @ values / whole.sum()
 
 
-def _merged(where: str, lengths: tuple[int, ...], shift: float = 0.0) -> Callable[[Answer], None]:
+def _merged(where: str, lengths: tuple[int, ...], *shift: float) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
-        *given, right = _parts(lengths, shift, seed=len(lengths))
+        *given, right = _parts(lengths, shift or (0.0,) * len(lengths), seed=len(lengths))
         with np.errstate(all="ignore"):
             got = answer(*(part.copy() for part in given))
         if got is None:
@@ -74,18 +76,39 @@ def _merged(where: str, lengths: tuple[int, ...], shift: float = 0.0) -> Callabl
         if shape != right.shape:
             raise WrongAnswerError(f"{where}: it returns shape {shape}, must be {right.shape}")
         values = np.asarray(got, dtype=np.float64)
+        if np.asarray(got).dtype == np.float32:
+            raise WrongAnswerError(f"{where}: it returns float32, must be float64")
         wrong = np.flatnonzero(~(np.abs(values - right) <= 1e-9))
         if wrong.size:
             at = int(wrong[0])
-            raise WrongAnswerError(
-                f"{where}: dimension {at} is {values[at]:.4g}, must be {right[at]:.4g}"
-            )
+            has, must = _apart(values[at], right[at])
+            raise WrongAnswerError(f"{where}: dimension {at} is {has}, must be {must}")
 
     return trial
 
 
+def _apart(one: float, other: float) -> tuple[str, str]:
+    """Two numbers with so many digits that they look different."""
+    texts = [(f"{one:.{digits}g}", f"{other:.{digits}g}") for digits in (4, 8, 12, 17)]
+    return next((a, b) for a, b in texts if a != b)
+
+
 def _mean_of_outputs(s: Numbers, o: Numbers, weight: Numbers) -> Numbers:
     return np.asarray((o / s[:, None] * weight[:, None]).sum(axis=0) / weight.sum())
+
+
+def _scaled(weight: Callable[[Numbers], Numbers]) -> Answer:
+    """A merge with these weights of the chunks, right in all else."""
+
+    def answer(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
+        w = weight(m)
+        return np.asarray((o * w[:, None]).sum(axis=0) / (s * w).sum())
+
+    return answer
+
+
+def _weights(m: Numbers) -> Numbers:
+    return np.asarray(2.0 ** (m - m.max()))
 
 
 _MERGE_MISTAKES = (
@@ -100,22 +123,61 @@ _MERGE_MISTAKES = (
         "must refer to the same one.",
     ),
     Mistake(
-        lambda m, s, o: (o * (2.0**m)[:, None]).sum(axis=0) / (s * 2.0**m).sum(),
+        _scaled(lambda m: 2.0**m),
         "right on paper, but 2^m overflows for large scores. Which number can be subtracted from "
         "every m without changing the quotient?",
     ),
     Mistake(
-        lambda m, s, o: (o * (2.0 ** (m - m.max()))[:, None]).sum(axis=0) / s.sum(),
+        _scaled(lambda m: 2.0 ** (m - m.min())),
+        "the smallest m is subtracted. With a chunk far above it, 2 to the power of the difference "
+        "overflows. Which m leaves nothing above 0?",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** (m - m[0])),
+        "the first chunk's m is subtracted, and a later one may be far larger: its power of 2 "
+        "overflows. Take the one that none is larger than.",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** (m - m[-1])),
+        "the last chunk's m is subtracted, and an earlier one may be far larger. Nothing says that "
+        "maxima grow along the sequence.",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** (m - m.mean())),
+        "the mean of all m, or another middle, is subtracted. One chunk far above the others is "
+        "still far above it, and its power of 2 overflows.",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** (m.max() - m)),
+        "the sign is turned round: the chunk with the smallest scores counts most. A factor "
+        "2^(m - M) is at most 1.",
+    ),
+    Mistake(
+        lambda m, s, o: (o * _weights(m)[:, None]).sum(axis=0) / s.sum(),
         "o is brought to a common maximum, and s is not. Both were made with the chunk's own.",
     ),
     Mistake(
+        lambda m, s, o: (o * _weights(m)[:, None]).sum(axis=0),
+        "it is not divided. o is a sum of weights times values; what are the weights together?",
+    ),
+    Mistake(
+        lambda m, s, o: (o * (s * _weights(m))[:, None]).sum(axis=0) / (s * _weights(m)).sum(),
+        "o is multiplied with s, so the weights count twice: o[c] is a sum over the chunk's keys "
+        "already. Only the factor 2^(m - M) belongs to it.",
+    ),
+    Mistake(
         lambda m, s, o: (
-            (o * np.exp(m - m.max())[:, None]).sum(axis=0) / (s * np.exp(m - m.max())).sum()
+            (o / s[:, None] * _weights(m)[:, None]).sum(axis=0) / (s * _weights(m)).sum()
         ),
+        "it is divided twice, by each chunk's s and by the sum over all. Once is enough, at the "
+        "end.",
+    ),
+    Mistake(
+        _scaled(lambda m: np.exp(m - m.max())),
         "that is a power of e. The scores here are in base 2, since the kernel has exp2.",
     ),
     Mistake(
-        lambda m, s, o: _mean_of_outputs(s, o, 2.0 ** (m - m.max())),
+        lambda m, s, o: _mean_of_outputs(s, o, _weights(m)),
         "the weight of a chunk is its whole sum, s times 2^(m - M), and not the weight of its "
         "largest key. Bring o and s to one maximum, add them, and divide once.",
     ),
@@ -123,6 +185,15 @@ _MERGE_MISTAKES = (
         lambda m, s, o: _mean_of_outputs(s, o, 2.0**m),
         "2^m overflows for large scores; and a chunk's own output, o / s, would have to count by "
         "its whole sum, not by its largest key. Divide once, at the end.",
+    ),
+    Mistake(
+        lambda m, s, o: (o * _weights(m)).sum(axis=0) / (s * _weights(m)).sum(),
+        "o is [n, D] and the weights are [n]: NumPy sets the last axes side by side, D beside n. "
+        "`weight[:, None]` is [n, 1], a factor for each row of o.",
+    ),
+    Mistake(
+        lambda m, s, o: (o * _weights(m)[:, None]).sum() / (s * _weights(m)).sum(),
+        "`sum()` adds chunks and dimensions, and one number is left. The chunks alone are axis 0.",
     ),
 )
 
@@ -178,7 +249,11 @@ def _op(name: str, layer: int, rows: int, n_sm: int, seed: int = 0) -> Callable[
         from mkref.lessons.steps import run_op
         from mkref.plan import Op
 
-        run_op(program, Op[name], layer=layer, rows=rows, n_sm=n_sm, seed=seed)
+        try:
+            run_op(program, Op[name], layer=layer, rows=rows, n_sm=n_sm, seed=seed)
+        except WrongAnswerError as wrong:  # what the interpreter leaves alone is NaN beforehand
+            says = str(wrong).replace("must be nan, it is", "must not be written, it is")
+            raise WrongAnswerError(says) from wrong
 
     return trial
 
@@ -248,8 +323,11 @@ EXERCISES = (
             Property("one chunk", _merged("one chunk", (7,))),
             Property("two chunks", _merged("two chunks", (128, 40))),
             Property("nine chunks", _merged("nine chunks", (30, *7 * (128,), 1))),
-            Property("large scores", _merged("scores near 2000", (9, 9, 9), shift=2000.0)),
-            Property("small scores", _merged("scores near -2000", (4, 4, 4, 4), shift=-2000.0)),
+            Property("large scores", _merged("scores near 2000", (9, 9, 9), *3 * (2000.0,))),
+            Property("small scores", _merged("scores near -2000", (4, 4, 4, 4), *4 * (-2000.0,))),
+            Property("the second far larger", _merged("scores near 0, 1200", (9, 9), 0, 1200.0)),
+            Property("the first far larger", _merged("scores near 1200, 0", (9, 9), 1200.0, 0)),
+            Property("one of four far larger", _merged("one near 1600", (9,) * 4, 0, 1600.0, 0, 0)),
         ),
         mistakes=_MERGE_MISTAKES,
         then="Now: in which order does the kernel add the chunks, and why must one be fixed?",

@@ -1,18 +1,21 @@
-"""Pictures of lesson 05: chunks of rows, and attention of one SM in four layers as recorded."""
+"""What lesson 05 shows: chunks of rows, attention of one SM in four layers as recorded, and the
+kernel's `attention` in parts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
 from mkref.lessons.lesson_05 import CHUNK, chunks_of
 from mkref.lessons.recorded import recorded_trace
+from mkref.lessons.source import Code, code
 from mkref.widgets.palette import style_of
 
 if TYPE_CHECKING:
     from mkref.widgets.figure import Figure
 
-__all__ = ["chunks_figure", "recorded_attention"]
+__all__ = ["attention_part", "chunks_figure", "recorded_attention"]
 
 CASES = ((300, 0), (300, 70), (130, 70), (63, 70))
 LOOKS = {
@@ -20,6 +23,28 @@ LOOKS = {
     "mask": Look("read, but masked", "#F0E442", "diagonal"),
     "seen": Look("seen", "#56B4E9"),
 }
+
+
+PARTS = {
+    "own key": ("// Place of the row's own key", "item.row = 0;"),
+    "scores": ("// Scores of this warp's 16 keys", "if (KEYS_FIRST) {"),
+    "weights": ("const bool pages = ", "// Values: rows are this warp's 16 dimensions"),
+    "values": ("// Values: rows are this warp's 16 dimensions", ""),
+}
+"""Parts of `attention`: where each begins, and what comes after it; "" is the end."""
+
+
+def attention_part(name: str) -> Code:
+    """A part of the kernel's `attention`, which is too long for one look; a key of `PARTS`."""
+    whole = code("attention")
+    lines = whole.text.splitlines()
+    begin, after = (
+        next((i for i, line in enumerate(lines) if mark and line.lstrip().startswith(mark)), None)
+        for mark in PARTS[name]
+    )
+    assert begin is not None, f"the kernel has no part {name!r}"
+    text = "\n".join(lines[begin:after]).rstrip()
+    return replace(whole, line=whole.line + begin, text=text)
 
 
 def chunks_figure(page: int = 64) -> Figure:

@@ -1,8 +1,11 @@
-"""Pictures of lesson 08: the lower rungs of the ladder, and what a barrier costs the faster SMs."""
+"""What lesson 08 shows: the lower rungs of the ladder, what a barrier costs the faster SMs, and
+what becomes of a barrier whose counter is set back."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
 from mkref.lessons.recorded import bench_record
@@ -14,7 +17,7 @@ from mkref.widgets.palette import style_of
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
 
-__all__ = ["barrier_figure", "phases", "rung_ms", "rungs_figure"]
+__all__ = ["barrier_figure", "barrier_orders", "phases", "rung_ms", "rungs_figure"]
 
 RECORD = "h200/ladder.json"
 ROWS = {
@@ -97,3 +100,51 @@ def barrier_figure() -> Figure:
         f"{100 * idle / (idle + work):.0f} % of the picture is waiting."
     )
     return lanes_figure("Everybody waits for everybody", sentence, lanes, looks)
+
+
+def barrier_orders(
+    *, set_back: bool, blocks: int = 2, barriers: int = 2, orders: int = 1000
+) -> dict[str, int]:
+    """What becomes of some blocks at some barriers, if turns go by chance.
+
+    A block's moves at a barrier: it arrives; it sees the counter full; and block 0, if the counter
+    is set back, does so after that. Each turn goes to one of the blocks that can move, all equally
+    likely.
+
+    Args:
+        set_back: the counter counts to `blocks` each time, else it grows.
+        blocks, barriers: how many.
+        orders: how many are tried.
+
+    Returns:
+        Number of orders with each ending: "too early" if a block has passed a barrier at which
+        another had not arrived, "for ever" if nobody can move any more.
+    """
+    endings = dict.fromkeys(("right", "too early", "for ever"), 0)
+    for seed in range(orders):
+        endings[_one_order(np.random.default_rng([8, seed]), set_back, blocks, barriers)] += 1
+    return endings
+
+
+def _one_order(turns: np.random.Generator, set_back: bool, blocks: int, barriers: int) -> str:
+    counter, place, move = 0, [0] * blocks, ["arrive"] * blocks
+    while min(place) < barriers:
+        full = [counter >= blocks * (1 if set_back else number + 1) for number in place]
+        able = [b for b in range(blocks) if place[b] < barriers and (move[b] != "look" or full[b])]
+        if not able:
+            return "for ever"
+        b = able[int(turns.integers(len(able)))]
+        if move[b] == "arrive":
+            counter, move[b] = counter + 1, "look"
+            continue
+        if move[b] == "look":
+            numbers = [at + (to != "arrive") for at, to in zip(place, move, strict=True)]
+            if min(numbers) <= place[b]:  # of arrivals: somebody has not come to this barrier
+                return "too early"
+            if set_back and b == 0:
+                move[b] = "set back"
+                continue
+        else:
+            counter = 0
+        place[b], move[b] = place[b] + 1, "arrive"
+    return "right"

@@ -145,65 +145,83 @@ def _places(program: Program) -> None:
         _compare(right[row], one[row], f"a row of {n_chunks} chunks, against the contract")
 
 
-ONE_LIST = (
-    "list_o[w] =\n            list_o[w] + v[i + w] * c.s.merge_weight[i + w];",
-    "list_o[0] =\n            list_o[0] + v[i + w] * c.s.merge_weight[i + w];",
-)
-ADD_L = "list_l = list_l + __shfl_sync(ALL, weighted, c.lane % LISTS + i);"
-ADD_O = "list_o[w] + v[i + w] * c.s.merge_weight[i + w]"
-LAST = "UNROLL for (int w = 1; w < LISTS; w++) {"
+SUM_O = "list_o[w] =\n            list_o[w] + v[i + w] * c.s.merge_weight[i + w].x;"
+ADD_O = "list_o[w] + v[i + w] * c.s.merge_weight[i + w].x"
+ADD_L = "list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].y;"
+LAST_O = "    UNROLL for (int w = 1; w < LISTS; w++) o = o + list_o[w];\n"
+LAST_L = "    ROLL for (int w = 1; w < LISTS; w++) l = l + __shfl_sync(ALL, list_l, w);\n"
 TREE = (
-    "o = ((list_o[0] + list_o[1]) + (list_o[2] + list_o[3])) +\n"
-    "        ((list_o[4] + list_o[5]) + (list_o[6] + list_o[7]));"
+    "    o = ((list_o[0] + list_o[1]) + (list_o[2] + list_o[3])) +\n"
+    "        ((list_o[4] + list_o[5]) + (list_o[6] + list_o[7]));\n"
 )
-LAST_O = "      o = o + list_o[w];\n"
-LAST_L = "      l = l + __shfl_sync(ALL, list_l, w);\n"
 
 _MISTAKES = (
     Patch(
-        *ONE_LIST,
+        SUM_O,
+        SUM_O.replace("list_o[w]", "list_o[0]"),
         "o is one sum over all chunks, one after another. That is a right sum, but eight consumer "
         "warps make eight, and alone the row is merged by them. Which chunks belong together?",
     ),
     Patch(
         ADD_O,
-        "v[w * 4 + i / LISTS] * c.s.merge_weight[w * 4 + i / LISTS]",
+        "list_o[w] + v[w * 4 + i / LISTS] * c.s.merge_weight[w * 4 + i / LISTS].x",
         "a list has four neighbouring chunks here. Consumer warp w takes w, w + 8, w + 16, ...",
-        more=(("list_o[w] =\n            v[w", "list_o[w] =\n            list_o[w] + v[w"),),
     ),
     Patch(
         LAST_O,
-        "",
+        TREE,
         "the eight sums of o are added as a tree. One after another is the order of the consumers.",
-        more=(
-            (
-                LAST,
-                f"{TREE}\n    {LAST}",
-            ),
-        ),
     ),
     Patch(
-        f"    {LAST}\n{LAST_O}{LAST_L}    }}\n",
+        LAST_O + LAST_L,
         "",
         "only list 0 is in the result. At the end the other seven are added to it, those of o and "
         "those of l.",
     ),
     Patch(
-        "l = l + __shfl_sync(ALL, list_l, w);",
-        "l = l + __shfl_sync(ALL, list_l, LISTS - w);",
+        "__shfl_sync(ALL, list_l, w)",
+        "__shfl_sync(ALL, list_l, LISTS - w)",
         "the sums of l are added from the last to the second. Their order counts, too.",
     ),
     Patch(
         ADD_O,
-        "__builtin_fmaf(v[i + w], c.s.merge_weight[i + w], list_o[w])",
+        "__builtin_fmaf(v[i + w], c.s.merge_weight[i + w].x, list_o[w])",
         "fmaf rounds once, product and sum together. The consumers round the product, then the "
         "sum: better is other bits.",
     ),
     Patch(
         ADD_L,
-        "list_l = list_l + own.y * c.s.merge_weight[c.lane % LISTS + i];",
-        "own.y is l of this lane's chunk. List w needs those of chunks w, w + 8, ..., which other "
-        "lanes have: ask them, with __shfl_sync.",
+        "list_l = list_l + own.y * weight;",
+        "own.y and weight are those of this lane's chunk. List w needs the products of chunks w, "
+        "w + 8, ..., which other lanes have made: all of them lie in c.s.merge_weight.",
+    ),
+    Patch(
+        ADD_L,
+        "list_l = list_l + own.y * c.s.merge_weight[c.lane % LISTS + i].x;",
+        "the weight is that of the right chunk, and l that of another, this lane's. The product "
+        "of the two that belong together has been made already: `.y`.",
+    ),
+    Patch(
+        ADD_O,
+        "list_o[w] + v[i + w] * c.s.merge_weight[i + w].y",
+        "the outputs are multiplied with `.y`, the weight times l. An output has its sum l in it "
+        "already: it needs the weight alone.",
+    ),
+    Patch(
+        ADD_L,
+        "list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].x;",
+        "the sums of l add weights, as if every chunk had an l of 1. Weight times l is `.y`.",
+    ),
+    Patch(
+        "__shfl_sync(ALL, list_l, w)",
+        "list_l",
+        "at the end each lane adds its own list_l seven times. The sum of list w is in lane w: ask "
+        "that lane, with __shfl_sync.",
+    ),
+    Patch(
+        LAST_L,
+        "",
+        "o is complete, l is that of list 0 alone. Seven more sums of l lie in lanes 1 to 7.",
     ),
 )
 
@@ -215,7 +233,7 @@ EXERCISES = (
         function="merge_by_helper",
         blanks=(
             Blank("UNROLL for (int i = 0; i < PANEL; i += LISTS) {", "}"),
-            Blank(LAST, "}"),
+            Blank(LAST_O.strip(), LAST_L.strip()),
         ),
         properties=(
             _company(1, 3, 8),

@@ -92,12 +92,12 @@ def gpu_records() -> list[str]:
         if any(part in name for part in ("_equal", "blocks", "the_kernels", "deterministic"))
     ]
     passed = sum(tests["tests"][name] == "passed" for name in bits)
-    equal = nano["machines"]["cuda"]["logits_bitwise_equal"]
+    equal, nano = nano["machines"]["cuda"]["logits_bitwise_equal"], nano["provenance"]
     return [
         f"GPU tests: {tests['passed']} passed, {tests['failed']} failed; {passed} compare bits",
         f"    {where['gpu']}, {where['date'][:10]}, commit {where['commit']} [measured]",
         f"nano, 50 prompts of 64 tokens, equal to the CPU's bits: {equal}",
-        f"    {nano['provenance']['gpu']}, {nano['provenance']['date'][:10]} [measured]",
+        f"    {nano['gpu']}, {nano['date'][:10]}, commit {nano['commit']} [measured]",
     ]
 
 

@@ -107,6 +107,23 @@ def _largest(h: Any) -> Any:
 _H = "  h += (long long)blockIdx.y * width;\n"
 _TO_WIDTH = "  for (int out = warp; out < width"
 _TO_HIDDEN = "  for (int out = warp; out < hidden"
+_UP_BODY = """\
+  y += (long long)blockIdx.y * hidden;
+  h += (long long)blockIdx.y * width;
+  for (int out = warp; out < width; out += gridDim.x * n_warps) {
+    const float g = dot(gate + (long long)out * hidden, y, hidden);
+    const float u = dot(up + (long long)out * hidden, y, hidden);
+    if (threadIdx.x % 32 == 0) h[out] = float_to_bf16(g / (1.0f + expf(-g)) * u);
+  }
+"""
+_DOWN_BODY = """\
+  x += (long long)blockIdx.y * hidden;
+  h += (long long)blockIdx.y * width;
+  for (int out = warp; out < hidden; out += gridDim.x * n_warps) {
+    const float sum = dot(down + (long long)out * width, h, width);
+    if (threadIdx.x % 32 == 0) x[out] += sum;
+  }
+"""
 _ORDINARY = (
     Patch(
         "g / (1.0f + expf(-g)) * u",
@@ -170,6 +187,35 @@ _ORDINARY = (
         "if (int out = warp; out < width) {",
         "with fewer blocks than elements a warp must go on to its next element: how far is it?",
     ),
+    Patch(
+        _DOWN_BODY,
+        "",
+        "shared_up is right. shared_down has no body yet: it adds the product with `down` to x.",
+    ),
+    Patch(
+        _UP_BODY,
+        "",
+        "shared_up has no body yet, so nobody writes h.",
+    ),
+    Patch(
+        "out < width; out += gridDim.x * n_warps",
+        "out < width; out += n_warps",
+        "n_warps are those of *one* block. All blocks of a row together have `gridDim.x * n_warps` "
+        "warps; with a shorter stride several warps take the same element, and add to it twice.",
+        more=(("out < hidden; out += gridDim.x * n_warps", "out < hidden; out += n_warps"),),
+    ),
+    Patch(
+        "down + (long long)out * width",
+        "down + (long long)out * hidden",
+        "`down` is [hidden, width]: one of its rows is `width` long, and so begins that far after "
+        "the one before.",
+    ),
+    Patch(
+        "{\n    const float g = ",
+        "{\n    if (threadIdx.x % 32 != 0) continue;\n    const float g = ",
+        "`dot` is computed by a whole warp: all 32 lanes must call it. Only the store is one "
+        "lane's.",
+    ),
 )
 
 # ---- 16.2
@@ -190,6 +236,12 @@ def _task(rows: int, n_sm: int, *, layer: int = 1, seed: int = 0) -> Callable[[P
             own = {n: program.array(a) for n, a in buffers.items() if n in steps.BUFFERS}
             steps.launch(program, part, own, rows, seed, where)
             steps.interpret(part, buffers, rows)
+            inactive = ~np.isfinite(buffers["x_mid"]) & np.isfinite(own["x_mid"])
+            if inactive.any():  # poison, which the twin has left as it was
+                row, at = np.argwhere(inactive)[0]
+                raise WrongAnswerError(
+                    f"{where}: x_mid[{row}, {at}] must not be written: row {row} is not active"
+                )
             same(buffers["x_mid"], own["x_mid"], where, "x_mid")
             for name in sorted(own.keys() - steps.NOT_COMPARED):
                 same(buffers[name], own[name], f"{where} (it does not write this)", name)
@@ -267,6 +319,30 @@ _TASK = (
         "(const uint2*)c.p.h_shared",
         "(const uint2*)c.p.h",
         "`h` belongs to the routed experts. The shared one has a buffer of its own.",
+    ),
+    Patch(
+        "(const uint2*)c.p.h_shared",
+        "(const uint2*)c.s.activation",
+        "c.s.activation is the normed x, which `product_of_x` multiplies. What does SHARED_DOWN "
+        "multiply, and in which buffer is that?",
+    ),
+    Patch(
+        "chain(c, reader, block * task.k_tiles, task.k_tiles",
+        "chain(c, reader, (task.first + block) * task.k_tiles, task.k_tiles",
+        "the loader sends the tiles of *this* task, so the run begins with those of its first "
+        "block. `task.first` is for outputs; where in the run is block 0?",
+    ),
+    Patch(
+        "c.p.x_mid[at] = value;",
+        "c.p.x_mid[at] += value;",
+        "`store_after` hands over old value plus sum, so the old value is in there twice. Store "
+        "what you get.",
+    ),
+    Patch(
+        "(task.first + block) * 16",
+        "task.first * 16",
+        "every block writes the outputs of the first. A block has 16 outputs: which is the first "
+        "of block number `block`?",
     ),
 )
 

@@ -20,7 +20,15 @@ from mkref.widgets.palette import INK, OUTLINE, style_of
 from mkref.widgets.svg import Svg
 
 __all__ = ["EXTRA_BYTES", "PLACES", "RECIPE", "best_place", "cost_figure", "extra_us"]
-__all__ += ["apart", "graph_figure", "layer_parts", "least_us", "recipe_figure", "timeline_figure"]
+__all__ += [
+    "apart",
+    "graph_figure",
+    "layer_changes",
+    "layer_parts",
+    "least_us",
+    "recipe_figure",
+    "timeline_figure",
+]
 
 N_SM, PAGES, POSITION = 132, 200, 8191
 LAYERS = 5
@@ -121,6 +129,21 @@ def layer_parts(place: str = "") -> tuple[float, float, float]:
     return old, new, waiting
 
 
+def layer_changes(place: str) -> dict[str, float]:
+    """Simulated us by which the port changes a sparse layer; the sum is `extra_us(place)`.
+
+    Args:
+        place: of SHARED_UP, one of `PLACES`.
+
+    Returns:
+        Means of all SMs: of the new tasks, the old ones, the waits of the layers, and, divided by
+        the number of layers, of the rest of the step: HEAD and SAMPLE.
+    """
+    (old, _, waits), (old_now, new, waits_now) = layer_parts(), layer_parts(place)
+    parts = {"new tasks": new, "old tasks": old_now - old, "waits": waits_now - waits}
+    return {**parts, "end of the step": extra_us(place) - sum(parts.values())}
+
+
 def apart() -> tuple[float, float]:
     """How far the best place is from the next, and how wrong a simulated change can be.
 
@@ -137,7 +160,7 @@ def apart() -> tuple[float, float]:
 def cost_figure() -> Figure:
     """What the shared expert adds to a layer, by the place of SHARED_UP."""
     found = {f"{place}": extra_us(place) for place in PLACES}
-    found["behind QKV, loads ahead"] = extra_us("behind QKV", fast=True)
+    found["behind QKV, h asked for ahead"] = extra_us("behind QKV", fast=True)
     bars = [Bar("its bytes alone", least_us(), f"{least_us():.1f} us [derived]", "#C8C8C8")]
     for name, us in found.items():
         look = ("#009E73", "plain") if "QKV" in name else ("#56B4E9", "diagonal")
@@ -174,6 +197,11 @@ def _typical() -> tuple[int, int]:
     return min(((sm, layer) for sm in range(N_SM) for layer in range(1, LAYERS)), key=off)
 
 
+def _work_us(place: str, sm: int, layer: int, op: str) -> float:
+    """What an operation of a layer works on an SM, without its waits, in us."""
+    return sum(e.end - e.ready for e in _events(place, sm, layer) if e.op == op) / 1e3
+
+
 def timeline_figure() -> Figure:
     """One SM in one layer, before the port and after it, simulated; one that is near the mean."""
     (sm, layer), lanes, names = _typical(), [], []
@@ -192,13 +220,20 @@ def timeline_figure() -> Figure:
         style = style_of(name)
         looks[name] = PORTED if name == "new" else Look(name, style.fill, style.pattern, style.ink)
     lasts = [spans[-1].end for _, spans in lanes]
+    took = {
+        op: [_work_us(place, sm, layer, op) for place in ("", "behind QKV")]
+        for op in ("SHARED_DOWN", "DOWN")
+    }
     sentence = (
         f"SM {sm} in layer {layer} of North Mini Code, one row at 8,192 tokens, drawn to scale "
         f"[simulated]: {lasts[0]:.1f} us before the port, {lasts[1]:.1f} us with the shared "
         f"expert. The difference, {lasts[1] - lasts[0]:.1f} us, is near that of the whole step per "
-        f"layer, {extra_us('behind QKV'):.1f} us; other SMs and layers have more or less. Hatched: "
-        "the consumers wait. SHARED_UP (SU) stands between QKV and the wait of ATTENTION, "
-        "SHARED_DOWN (SD) between O_PROJ and DOWN."
+        f"layer, {extra_us('behind QKV'):.1f} us; other SMs and layers have more or less. The "
+        f"largest change is SHARED_DOWN itself, {took['SHARED_DOWN'][1]:.1f} us: it asks for its "
+        f"activations when it multiplies, and each trip to L2 takes time. DOWN behind it takes "
+        f"{took['DOWN'][1]:.1f} us in place of {took['DOWN'][0]:.1f}: more of its weights are "
+        "there when it begins. Hatched: the consumers wait. SHARED_UP (SU) stands between QKV and "
+        "the wait of ATTENTION, SHARED_DOWN (SD) between O_PROJ and DOWN."
     )
     return lanes_figure("One SM in one layer", sentence, lanes, {**looks, "idle": IDLE})
 

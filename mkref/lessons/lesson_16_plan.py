@@ -9,17 +9,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from mkref.lessons.exercise import (
     EMPTY,
     Answer,
-    Mistake,
     Property,
     PythonExercise,
     WrongAnswerError,
 )
 from mkref.lessons.lesson_16 import NEW, shared_port, violation
+from mkref.lessons.lesson_16_wrong import MISTAKES, changed
 from mkref.plan.task import NO_COUNTER, Flag, Op
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ def with_shared(
     `tasks` is the SM's list without them, in order. `up` (SHARED_UP) and `down` (SHARED_DOWN) know
     their weights; give them their share (`first`, `count`), the counter that they wait for (`wait`)
     and the one at which they arrive (`signal`), with `dataclasses.replace`, and put each in its
-    place. SHARED_UP has `n_up` granules on all SMs together, SHARED_DOWN `n_down` row blocks, as
-    many as O_PROJ and DOWN. An SM that has no share gets no task: a task has a `count` of at least
-    1. `counters` has the numbers of the counters "x", "qkv", "attention", "merge", "h" and
-    "h_shared" of this layer; as many arrivals as there are signals are waited for.
+    place. SHARED_UP has `n_up` granules on all SMs together, SHARED_DOWN `n_down` row blocks; the
+    row blocks of an SM are those that its O_PROJ and DOWN have. Where an SM has no share of a new
+    task, it gets none: a new task has a `count` of at least 1. (O_PROJ and DOWN of such an SM are
+    in `tasks` with a count of 0, for the sake of their waits. They stay.) `counters` has the
+    numbers of the counters "x", "qkv", "attention", "merge", "h" and "h_shared" of this layer; as
+    many arrivals as there are signals are waited for.
     """
     # BEGIN SOLUTION
     from dataclasses import replace
@@ -109,9 +112,35 @@ def _tasks(given: Any, kind: type, where: str, old: Sequence[Any]) -> list[Any]:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     if not isinstance(given, list | tuple) or not all(isinstance(task, kind) for task in given):
         raise WrongAnswerError(f"{where}: it returns {given!r:.60}, which is no list of tasks")
-    if [task for task in given if task.op <= Op.SAMPLE] != [*old]:
+    kept = [task for task in given if task.op <= Op.SAMPLE]
+    if kept != [*old]:
+        gone = [task for task in old if task not in kept]
+        if gone and not any(task.count for task in gone):
+            names = " and ".join(Op(task.op).name for task in gone)
+            raise WrongAnswerError(f"{where}: {names}, which had a count of 0 here, must stay")
         raise WrongAnswerError(f"{where}: the tasks that were there are changed, or in other order")
+    for task in (task for task in given if task.op > Op.SAMPLE):
+        _sensible(task, where, old)
     return [*given]
+
+
+def _sensible(task: Any, where: str, old: Sequence[Any]) -> None:
+    """A new task is made of numbers, has a share, and keeps x_mid on its SM."""
+    name = f"{where}: {shared_port().module('plan').Op(task.op).name}"
+    for word in ("first", "count", "wait", "signal"):
+        value = getattr(task, word)
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise WrongAnswerError(f"{name} has the {word} {value!r}, which is no number")
+    if task.count < 1:
+        raise WrongAnswerError(f"{name} has a count of {task.count}; at least 1 is needed")
+    down = next((one for one in old if one.op == Op.DOWN), None)
+    if "SHARED_DOWN" in name and down is not None:
+        mine, its = ((one.first, one.first + one.count - 1) for one in (task, down))
+        if mine != its:
+            rows = f"{its[0]} to {its[1]}" if down.count else "none"
+            raise WrongAnswerError(
+                f"{name} has the row blocks {mine[0]} to {mine[1]}; DOWN of this SM has {rows}"
+            )
 
 
 def _counted(plan: Any, lists: Sequence[Sequence[Any]], build: Any) -> Any:
@@ -145,7 +174,7 @@ def verdict(*, up_before: Op = Op.ATTENTION, down_waits: bool = True, n_sm: int 
         n_sm: of the plan.
     """
     down = None if down_waits else {"wait": ""}
-    said = _violation(_entered(_wrong(up_before=up_before, down=down), n_sm))
+    said = _violation(_entered(changed(up_before=up_before, down=down), n_sm))
     text = said.replace(": SM", ":\n  SM").replace(" without", "\n  without")
     return text or "no violation"
 
@@ -161,8 +190,16 @@ def _proved(*sizes: int) -> Callable[[Answer], None]:
 
 
 def _named(text: str) -> str:
-    """With the name that an answer knows x by: DOWN of the layer before brings it out."""
+    """With the name that an answer knows x by, and without a flag that it does not know."""
+    if "Flag.EARLY" in text:
+        text = text.partition(": waits for")[0] + ": " + ONLY_DOWN
     return re.sub(r"'out\d+'", lambda found: f"{found[0]} (which is `x` here)", text)
+
+
+ONLY_DOWN = (
+    "it reads x as soon as DOWN has announced it, before DOWN's signal. So no other task may "
+    "arrive at the counter of x"
+)
 
 
 def _new_tasks(plan: Any) -> list[tuple[int, int, Any, str]]:
@@ -243,38 +280,6 @@ def _same_bits(answer: Answer) -> None:
     shared_port().module("lessons.steps").same_step(plan, orders=(1,), rows=2)
 
 
-def _wrong(
-    *, up: Mapping[str, str] | None = None, down: Mapping[str, str] | None = None,
-    up_before: Op = Op.ATTENTION, down_before: Op | None = Op.DOWN, turned: bool = False,
-    all_up: bool = False, idle: bool = False,
-) -> Answer:  # fmt: skip
-    """The solution with other counters, places or shares."""
-    waits_up = {"wait": "x", "signal": "h_shared", **(up or {})}
-    waits_down = {"wait": "h_shared", **(down or {})}
-
-    def answer(
-        tasks: Sequence[Task], sm: int, n_sm: int, up: Task, down: Task, n_up: int, n_down: int,
-        counters: Mapping[str, int],
-    ) -> list[Task]:  # fmt: skip
-        from mkref.plan.share import share
-
-        begin, end = (0, n_up) if all_up else share(n_up, n_sm, sm)
-        first, last = share(n_down, n_sm, n_sm - 1 - sm if turned else sm)
-        known = {**counters, "": NO_COUNTER}
-        words = ({k: known[v] for k, v in one.items()} for one in (waits_up, waits_down))
-        one = replace(up, first=begin, count=end - begin, **next(words))
-        two = replace(down, first=first, count=last - first, **next(words))
-        out: list[Task] = []
-        for task in tasks:
-            new = [(up_before, one), (down_before, two)]
-            out += [t for op, t in new if op == task.op and (t.count or idle) and t not in out] + [
-                task
-            ]
-        return [*out, *([two] if down_before is None and (two.count or idle) else [])]
-
-    return answer
-
-
 EXERCISES = (
     PythonExercise(
         id="16.3",
@@ -282,91 +287,12 @@ EXERCISES = (
         properties=(
             Property("the verifier proves the plan for one SM", _proved(1)),
             Property("and for 2, 4 and 7 SMs", _proved(2, 4, 7)),
-            Property("no wait is longer than it must be", _no_longer),
+            Property("both wait for what they read, and for nothing later", _no_longer),
             Property("SHARED_UP stands behind QKV, before ATTENTION", _early),
             Property("it is still proved if SHARED_UP moves behind GATE_UP", _robust),
             Property("a step has the same bits", _same_bits),
         ),
-        mistakes=(
-            Mistake(
-                lambda tasks, *_: tasks,
-                "the list comes back as it was. Two tasks must be put into it.",
-            ),
-            Mistake(
-                _wrong(down={"wait": ""}, up_before=Op.O_PROJ),
-                "SHARED_UP stands late, and SHARED_DOWN waits for nothing: it reads h_shared of "
-                "*all* SMs. Which counter says that all of it is there?",
-            ),
-            Mistake(
-                _wrong(up={"wait": ""}),
-                "SHARED_UP reads x, which the DOWN of other SMs has written. For which counter do "
-                "QKV and GATE_UP wait?",
-            ),
-            Mistake(
-                _wrong(down={"wait": ""}),
-                "SHARED_DOWN does not wait for what it reads. That other waits order it behind "
-                "SHARED_UP is luck of the place: move that task, and they do not. Which counter "
-                "says that all of h_shared is there, wherever it is made?",
-            ),
-            Mistake(
-                _wrong(down={"signal": "h"}),
-                "DOWN waits for `h`, and so for SHARED_DOWN of *all* SMs. It reads only its own "
-                "rows of x_mid, and who wrote those stands in front of it in its own list.",
-            ),
-            Mistake(
-                _wrong(up_before=Op.QKV),
-                "before QKV, this SM's q comes later, and all others wait for it. What nobody "
-                "waits for yet can come after it.",
-            ),
-            Mistake(
-                _wrong(up_before=Op.ROUTER),
-                "not every SM has a part of the router, so some granules belong to nobody. Which "
-                "task does every SM have that can be looked for?",
-            ),
-            Mistake(
-                _wrong(up={"signal": ""}),
-                "nobody is told that h_shared is there. Who writes it must signal it.",
-            ),
-            Mistake(
-                _wrong(up={"wait": "merge"}),
-                "it waits for tasks that stand behind it in the same list, and so for ever. What "
-                "does SHARED_UP read, and since when is that there?",
-            ),
-            Mistake(
-                _wrong(down={"wait": "h"}),
-                "that works, but `h` is of the routed experts, and comes last of all. What does "
-                "SHARED_DOWN read?",
-            ),
-            Mistake(
-                _wrong(down_before=Op.O_PROJ),
-                "SHARED_DOWN adds to x_mid. Which task makes x_mid in the first place?",
-            ),
-            Mistake(
-                _wrong(down_before=None),
-                "DOWN has read x_mid by then, and the next x lacks the shared expert. SHARED_DOWN "
-                "must come before it.",
-            ),
-            Mistake(
-                _wrong(turned=True),
-                "these rows of x_mid are another SM's: its O_PROJ writes them, its DOWN reads "
-                "them, and no counter orders them and this task. Which rows does this SM have in "
-                "O_PROJ?",
-            ),
-            Mistake(
-                _wrong(all_up=True),
-                "every SM computes all granules. Divide them, with share.",
-            ),
-            Mistake(
-                _wrong(idle=True),
-                "with seven SMs, some have no share of six. Leave their task out: it would read "
-                "nothing and tell nothing that others do not.",
-            ),
-            Mistake(
-                _wrong(up_before=Op.MERGE),
-                "it is right there, and of little use. Where in the list does every SM wait for "
-                "something that all others still compute?",
-            ),
-        ),
+        mistakes=MISTAKES,
         then="Now count: how many waits has a layer of this SM, and how many of them are new?",
     ),
 )

@@ -25,6 +25,18 @@ __all__ = ["ALL_S", "ask", "compile_error", "machines"]
 
 ALL_S = 150
 """Time limit of compiling and all trials together, on a busy computer."""
+INSTEAD = {
+    "rsqrtf": "1.0f / sqrtf(v), which has the same bits everywhere",
+    "min": "a < b ? a : b, or fminf for floats",
+    "max": "a > b ? a : b, or fmaxf for floats",
+    "__threadfence": "a release and an acquire, such as ptx::red_release_add and ptx::ld_acquire",
+    "__ldg": "a plain load",
+    "__expf": "expf",
+    "__fdividef": "a / b",
+    "__shfl_down": "__shfl_down_sync(0xffffffffu, v, n)",
+    "__shfl_xor": "__shfl_xor_sync(0xffffffffu, v, n)",
+}
+"""Built-ins of CUDA that the build for CPUs does not have, and what does the same there."""
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -109,6 +121,11 @@ def compile_error(error: str, answer: str) -> str:
         return f"it does not compile: {error}"
     file, line, says = found[1], int(found[2]), re.sub(r" \(and \d+ more\)$", "", found[3])
     says = re.split(r"; .+?\(\d+\): error", says)[0]  # NVRTC's next one
+    if file.endswith("cuda_host.h") and "atomic" in says:
+        return (
+            "it does not compile: the build for CPUs has atomicAdd of integers only. Floats are "
+            "added in a fixed order here: by lanes of a warp, then through shared memory"
+        )
     if file.endswith("cuda_host.h"):  # what the CPU build refuses on purpose
         return f"it does not compile: {says.removeprefix('static assertion failed: ')}"
     if file != YOURS:
@@ -117,4 +134,7 @@ def compile_error(error: str, answer: str) -> str:
             "bracket or a semicolon missing, or has a name changed?"
         )
     text = answer.splitlines()[line - 1].strip() if line <= len(answer.splitlines()) else "its end"
+    unknown = re.search(r"[‘'](\w+)[’'] was not declared|undeclared identifier '(\w+)'", says)
+    if unknown and (name := unknown[1] or unknown[2]) in INSTEAD:
+        says = f"the build for CPUs has no {name}; use {INSTEAD[name]}"
     return f"it does not compile, line {line} `{text}`: {says}"

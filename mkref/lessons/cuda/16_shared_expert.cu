@@ -23,8 +23,8 @@ typedef unsigned int uint32_t;
 
 // BEGIN EXERCISE 16.1
 // Row-major: y [rows, hidden], h [rows, width], x [rows, hidden]; gate, up [width, hidden] and
-// down [hidden, width]. dot(w, y, depth) is one output of a product, row w times y, computed by a
-// warp; every lane gets it. float_to_bf16(v) rounds.
+// down [hidden, width]. dot(w, y, depth) is one output of a product: w points to a row of a matrix.
+// A whole warp computes it, and every lane gets it. float_to_bf16(v) rounds.
 extern "C" __global__ void shared_up(uint16_t* h, const uint16_t* y, const uint16_t* gate,
                                      const uint16_t* up, int hidden, int width) {
   const int n_warps = blockDim.x / 32, warp = blockIdx.x * n_warps + threadIdx.x / 32;

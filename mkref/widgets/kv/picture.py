@@ -26,6 +26,7 @@ PAGE, GAP, PER_LINE = 22, 2, 18  # a page of the pool
 MAX_PAGES = 180  # pages of a kind that are drawn one by one
 TABLE_LEFT, ENTRY, ENTRY_HEIGHT, MAX_ENTRIES = 150, 28, 16, 25
 STEP_LEFT, STEP_HEIGHT = 74, 16
+DIGIT = 6  # width of a digit of size 10, with some air
 SHARED_MARK = "x"
 
 
@@ -174,7 +175,7 @@ class KvPicture:
                 x = TABLE_LEFT + (entry - first) * (ENTRY + 1)
                 self._entry(held, kind, entry, x, top)
         if first:
-            self._svg.text(MARGIN + 28, y + 30, f"{first} entries before", size=9)
+            self._svg.text(MARGIN + 28, y + 30, f"{first} before", size=10)
 
     def _entry(self, held: Held, kind: int, entry: int, x: float, y: float) -> None:
         at = entry - held.begin[kind]
@@ -207,6 +208,7 @@ class KvPicture:
         y_waiting = first + self.history.n_rows * (STEP_HEIGHT + 2)
         self._svg.text(STEP_LEFT - 8, y_waiting + 12, "waiting", size=10, anchor="end")
         height = y_waiting + STEP_HEIGHT - first
+        free: float = STEP_LEFT  # where the next number of who waits has room
         for i, step in enumerate(steps):
             x, moment = STEP_LEFT + i * width, self.history.moments[step]
             self.regions.append((x, first - 4, width, height + 24, f"step {step}"))
@@ -216,10 +218,10 @@ class KvPicture:
                 same = row < len(before) and before[row].name == use.name
                 turns = not same or before[row].is_prompt != use.is_prompt
                 self._use(use.name, use.is_prompt, box, letter=turns or step % 10 == 0)
-            if moment.waiting:
-                self._svg.text(
-                    x + width / 2, y_waiting + 12, str(len(moment.waiting)), size=9, anchor="middle"
-                )
+            said, middle = str(len(moment.waiting) or ""), x + width / 2
+            if said and middle - DIGIT * len(said) / 2 >= free:  # else they touch
+                self._svg.text(middle, y_waiting + 12, said, size=10, anchor="middle")
+                free = middle + DIGIT * len(said) / 2
             if step % 10 == 0 or len(steps) <= 12:
                 label_y = y_waiting + STEP_HEIGHT + 12
                 self._svg.text(x + width / 2, label_y, str(step), size=10, anchor="middle")

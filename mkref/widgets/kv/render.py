@@ -22,7 +22,7 @@ def summary(view: KvView) -> str:
     where = history.provenance.get("machine", "")
     head = f"{where} [{label}]: " if where else f"[{label}] "
     rows = f"{len(moment.rows)} of {history.n_rows} rows" if moment.rows else "no rows"
-    batch = f"{len(moment.running)} requests run, {len(moment.waiting)} wait"
+    batch = f"{len(moment.running)} running, {len(moment.waiting)} waiting"
     parts = [f"{head}step {view.at} feeds {rows}; {batch}."]
     for kind, name in enumerate(KINDS):
         sums = view.sums(kind)
