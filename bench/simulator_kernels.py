@@ -53,7 +53,7 @@ class Kernel:
         return replace(self.switches, ring=dict(self.rings).get(rows))
 
 
-PRESENT = Kernel("present, bench/LOG.md section 10", "v3", Switches())
+PRESENT = Kernel("present, bench/LOG.md section 12", "v3", Switches())
 VERSION_TWO = Kernel(
     "version two, bench/LOG.md section 9",
     "v2",
