@@ -62,13 +62,14 @@ def test_errors_are_what_they_say() -> None:
 
 def test_predictions_are_close() -> None:
     """Steps that no constant was fitted to. Of the kernel of the trace: within 4 % for up to eight
-    rows and any context, within 8 % for other forms of it and more rows. Of the kernel after it, of
-    which nothing was fitted: within 4 % and 9 %. In the mean within 3 %."""
+    rows and any context, within 8 % for other forms of it and more rows. Of the present kernel, of
+    which nothing was fitted and whose attention is faster: within 7 % and 8 %. In the mean within
+    3 %."""
     held_out = [row for row in ROWS.values() if row["role"] == "held out"]
     assert len(held_out) >= 6 * len(FITTED_ON)
     for row in held_out:
         plain = row["case"].startswith(("decode", "contexts"))
-        most = 0.04 if plain else 0.08 if row["kernel"] == FITTED_VERSION else 0.09
+        most = 0.08 if not plain else 0.04 if row["kernel"] == FITTED_VERSION else 0.07
         assert abs(row["error"]) < most, row["case"]
     assert RECORD["held_out"]["all"]["mean_abs"] < 0.03
 
