@@ -196,28 +196,35 @@ def test_gains_change_with_the_batch() -> None:
 
 
 def test_one_turn_is_late_and_the_last_rung_does_not_notice() -> None:
-    """'The marked turn is late for nearly all', 'rung h hardly notices'; 'another one, too'."""
+    """'Late for most rungs', not for a; 'rung h hardly notices'; 'another one, too'."""
     rungs = record.best_rungs(record.most_disturbed())
     wide = {letter: max(r.samples) / min(r.samples) - 1 for letter, r in rungs.items()}
     assert 3 * wide["h"] < median(wide.values())
     late = np.array([[ms / r.ms - 1 > 0.01 for ms in r.samples] for r in rungs.values()])
+    turn = late.sum(axis=0).argmax()
     marked, second = sorted(late.sum(axis=0))[:-3:-1]
-    assert len(rungs) - 1 == marked > second >= 3
+    assert marked > len(rungs) / 2
+    assert marked > second >= 3
+    assert not late[list(rungs).index("a"), turn]
 
 
-def test_largest_batch_leaves_a_step_open() -> None:
-    """'Where an interval contains 0 % nothing is shown': the loader ahead with eight rows."""
-    rungs = record.best_rungs(max(record.batches()))
-    low, high = interval(rungs["f"].samples, rungs["g"].samples)
-    assert 0 < low < 1 < high
+def test_loader_at_the_largest_batch_gains_a_small_part() -> None:
+    """'A small part of what it is with one row', but shown: the interval leaves out 0 %."""
+    gains = {}
+    for batch in (1, max(record.batches())):
+        rungs = record.best_rungs(batch)
+        low, high = interval(rungs["f"].samples, rungs["g"].samples)
+        assert 0 < low <= high < 1
+        gains[batch] = 1 - rungs["g"].ms / rungs["f"].ms
+    assert 0 < gains[max(gains)] < gains[1] / 3
 
 
 def test_same_kernel_seems_faster_later() -> None:
-    """'As much as a good idea brings': by 3 % or so; 'further on the same steps take longer'."""
+    """'As much as some good ideas bring': by 2.5 % or so; 'after some steps it gets no faster'."""
     ms = record.steps()
     first, second, *later = (median(ms[i : i + 8]) for i in range(0, len(ms), 8))
     assert second < 0.975 * first
-    assert max(later) > 1.02 * second
+    assert all(abs(ms - second) < 0.01 * second for ms in later)
 
 
 def test_other_sentences() -> None:
@@ -227,7 +234,7 @@ def test_other_sentences() -> None:
     traced, plain = record.traced_and_not()
     assert plain is None or plain < traced
     rates = record.read_limits().values()
-    assert max(rates) > 1.02 * min(rates)
+    assert max(rates) > 1.01 * min(rates)  # 'it is itself a measurement'
     variants = record.simulated()["variants"]
     assert any((v["measured"] > 1) != (v["simulated"] > 1) for v in variants)
     assert record.simulated()["held_out"]["all"]["mean_abs"] < 0.03

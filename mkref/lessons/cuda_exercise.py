@@ -178,10 +178,14 @@ class CudaExercise(Exercise):
         # A step's parameters are addresses in a record, which stay on the host.
         return ["host"] if self.file == "megakernel.cu" else machines()
 
-    def judge_mistakes(self) -> list[tuple[Results, str]]:
-        """What `judge` gives for each known mistake on the CPU, all compiled together if all
-        compile."""
-        answers = [self.mistake(number)[0] for number in range(self.n_mistakes)]
+    def judge_mistakes(self, numbers: Sequence[int] | None = None) -> list[tuple[Results, str]]:
+        """What `judge` gives for known mistakes on the CPU, all compiled together if all compile.
+
+        Args:
+            numbers: of the mistakes, at least one; None: all.
+        """
+        wanted = range(self.n_mistakes) if numbers is None else numbers
+        answers = [self.mistake(number)[0] for number in wanted]
 
         def tried(answer: str) -> tuple[Results, str]:
             results = self.try_on("host", answer, answers)
