@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
@@ -16,9 +19,39 @@ from mkref.weights.layout import PAGE, kv_tile, pack_kv_page
 from mkref.weights.synthetic import synthetic_weights
 from tests.decode import drive, drive_from, small_config, small_model
 
+if TYPE_CHECKING:
+    from mkref.config import NorthConfig
+
 POSITIONS = [0, 63, 64, 127, 130, 300, 510, 65]
 OF_THE_PLAN = {"tasks", "task_offsets", "counters", "best_values", "best_tokens", "trace"}
 """Differ with the number of SMs."""
+
+
+def different_buffers(
+    config: NorthConfig, steps: Sequence[StepInputs], pages: tuple[int, int], kernel: HostMachine
+) -> set[str]:
+    """Names of the buffers in which the kernel's bits differ from the interpreter's at the end.
+
+    Args:
+        config: of the model.
+        steps: one after another, on a cache of random keys and values.
+        pages: budgets of full and sliding layers.
+        kernel: on three SMs; the interpreter has five.
+    """
+    weights = synthetic_weights(config, seed=3)
+    max_context = steps[0].page_table.shape[2] * PAGE
+    results = []
+    for machine, n_sm in ((InterpreterMachine(order=3), 5), (kernel, 3)):
+        plan = build_plan(config, n_sm, full_pages=pages[0], sliding_pages=pages[1])
+        machine.load(plan, weights, max_context)
+        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
+        machine.write("kv", to_bf16(kv.astype(np.float32)))
+        for inputs in steps:
+            machine.step(inputs)
+        results.append({name: machine.read(name) for name in BUFFERS})
+        machine.close()
+    interpreted, computed = results
+    return {name for name in BUFFERS if interpreted[name].tobytes() != computed[name].tobytes()}
 
 
 @pytest.mark.parametrize("ring", [HOST_RING, Ring(2, 8)], ids=["whole chunks", "keys first"])
@@ -26,31 +59,19 @@ def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
     """Eight rows, then five; lengths at edges of pages and chunks; poison stays where it was. A
     ring that does not hold a chunk takes its keys, then its values.
     """
-    weights = synthetic_weights(small_config(), seed=3)
-    pages = 9
     rng = np.random.default_rng(1)
     table = np.stack([rng.permutation(72 + 2 * kind)[:72].reshape(8, 9) for kind in (0, 1)])
-    results = []
-    for machine, n_sm in ((InterpreterMachine(order=3), 5), (HostMachine(ring=ring), 3)):
-        plan = build_plan(weights.config, n_sm, full_pages=72, sliding_pages=74)
-        machine.load(plan, weights, pages * 64)
-        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
-        machine.write("kv", to_bf16(kv.astype(np.float32)))
-        for step, rows in enumerate((8, 5)):
-            machine.step(
-                StepInputs(
-                    np.arange(rows, dtype=np.int32) * 61 + step,
-                    np.array(POSITIONS[:rows], dtype=np.int32) + step,
-                    table[:, :rows].astype(np.int32),
-                    np.array([0, 0.5, 1, 0, 2, 0, 1, 1][:rows], dtype=np.float32),
-                    np.arange(rows).astype(np.uint64) + (1 << 40),
-                )
-            )
-        results.append({name: machine.read(name) for name in BUFFERS})
-        machine.close()
-    interpreted, kernel = results
-    different = {name for name in BUFFERS if interpreted[name].tobytes() != kernel[name].tobytes()}
-    assert different <= OF_THE_PLAN
+    steps = [
+        StepInputs(
+            np.arange(rows, dtype=np.int32) * 61 + step,
+            np.array(POSITIONS[:rows], dtype=np.int32) + step,
+            table[:, :rows].astype(np.int32),
+            np.array([0, 0.5, 1, 0, 2, 0, 1, 1][:rows], dtype=np.float32),
+            np.arange(rows).astype(np.uint64) + (1 << 40),
+        )
+        for step, rows in enumerate((8, 5))
+    ]
+    assert different_buffers(small_config(), steps, (72, 74), HostMachine(ring=ring)) <= OF_THE_PLAN
 
 
 @pytest.mark.parametrize("positions", [[9000], [36863], [9000, 511]])
@@ -58,24 +79,13 @@ def test_long_rows(positions: list[int]) -> None:
     """More than 64 chunks, more than 256: MERGE takes them in several goes, by the consumers where
     there is one row, by the helper where there are two. The same few pages, again and again.
     """
-    weights = synthetic_weights(small_config(max_position_embeddings=36864), seed=3)
+    config = small_config(max_position_embeddings=36864)
     pages = max(positions) // PAGE + 1
     table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
     inputs = StepInputs(
         np.arange(len(positions), dtype=np.int32) + 40, np.array(positions, dtype=np.int32), table
     )
-    results = []
-    for machine, n_sm in ((InterpreterMachine(order=3), 5), (HostMachine(), 3)):
-        plan = build_plan(weights.config, n_sm, full_pages=7, sliding_pages=7)
-        machine.load(plan, weights, pages * PAGE)
-        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
-        machine.write("kv", to_bf16(kv.astype(np.float32)))
-        machine.step(inputs)
-        results.append({name: machine.read(name) for name in BUFFERS})
-        machine.close()
-    interpreted, kernel = results
-    different = {name for name in BUFFERS if interpreted[name].tobytes() != kernel[name].tobytes()}
-    assert different <= OF_THE_PLAN
+    assert different_buffers(config, [inputs], (7, 7), HostMachine()) <= OF_THE_PLAN
 
 
 def test_a_width_that_no_layer_has_does_not_matter() -> None:

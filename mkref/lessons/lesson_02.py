@@ -31,11 +31,11 @@ from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
 __all__ = ["EXERCISES", "LadderRow", "OrdinaryRun", "boundary_cost", "ladder", "ladder_figure"]
-__all__ += ["line_of", "ordinary_run"]
+__all__ += ["line_of", "ordinary_run", "rung_color"]
 
 RECORD = "h200/ladder.json"
 COLORS = {"a": "#D55E00", "b": "#E69F00", "c": "#F0E442"}
-"""By letter of the rung; persistent kernels are blue."""
+"""By letter of the rung, of ways with launches; see `rung_color`."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,11 @@ def ladder(letters: str = "abcdefgh", batch: int = 1, *, best: bool = False) -> 
     return found
 
 
+def rung_color(letter: str) -> str:
+    """The colour of a rung in the lessons: those of the persistent kernel are blue."""
+    return COLORS.get(letter, "#56B4E9")
+
+
 def ladder_figure(letters: str = "abcdefgh", batch: int = 1, *, best: bool = False) -> Figure:
     """Time per step of some rungs, each against the frame of the slowest."""
     rows = ladder(letters, batch, best=best)
@@ -123,7 +128,7 @@ def ladder_figure(letters: str = "abcdefgh", batch: int = 1, *, best: bool = Fal
         launches = f"{row.launches:.0f} {times}" if row.launches >= 1 else "1 launch for 32 steps"
         text = f"{row.ms:.2f} ms, {launches} [measured]"
         pattern = "diagonal" if "2 per SM" in row.name else "plain"
-        color = COLORS.get(row.letter, "#56B4E9")
+        color = rung_color(row.letter)
         bars.append(Bar(f"{row.letter}  {row.name}", row.ms, text, color, pattern))
         lines.append((f"{row.letter}  {row.name}", f"{row.launches:g}", f"{row.ms:.3f}"))
     made = bench_record(RECORD)["provenance"]

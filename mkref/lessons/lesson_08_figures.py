@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
+from mkref.lessons.lesson_02 import rung_color
 from mkref.lessons.recorded import bench_record
 from mkref.plan.task import Op
 from mkref.widgets.bars import Bar, bar_chart
@@ -48,8 +49,7 @@ def rungs_figure(batch: int = 1) -> Figure:
     for name, (rung, many) in ROWS.items():
         ms = rung_ms(rung, many, batch)
         text = f"{ms:.2f} ms, {many} launch{'es' if many > 1 else ''} [measured]"
-        color = {"a": "#D55E00", "c": "#F0E442"}.get(rung, "#56B4E9")  # as in lesson 02
-        bars.append(Bar(name, ms, text, color))
+        bars.append(Bar(name, ms, text, rung_color(rung)))
         rows.append((name, str(many), f"{ms:.3f}"))
         said.append(f"{name} {ms:.2f} ms ({many})")
     gpu, date = record["provenance"]["gpu"], record["provenance"]["date"][:10]
