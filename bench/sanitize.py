@@ -24,12 +24,12 @@ sys.path.insert(0, str(ROOT))
 from bench.provenance import provenance
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
-STEPS = 3
+STEPS = 2
 
 
 def target() -> None:
     """Decode a few tokens of nano (if it is there, else of a synthetic model of its shape) on 16
-    SMs.
+    SMs: four rows, and one, which has a build of its own.
     """
     import numpy as np
 
@@ -43,10 +43,13 @@ def target() -> None:
     machine = CudaMachine(checked="--checked" in sys.argv)
     machine.timeout_s = 300.0  # the tools slow the kernel down a hundred times and more
     prompts = [[5, 77, 300], [9, 8, 7], [400, 1], [3]]
-    run = drive(
-        machine, weights, prompts, STEPS, n_sm=16, temperatures=[0, 1, 0, 0.5], seeds=[1, 2, 3, 4]
-    )
-    assert np.isfinite(run.logits).all()
+    temperatures, seeds = [0.0, 1.0, 0.0, 0.5], [1, 2, 3, 4]
+    for n in (4, 1):
+        run = drive(
+            machine, weights, prompts[:n], STEPS, n_sm=16, temperatures=temperatures[:n],
+            seeds=seeds[:n],
+        )  # fmt: skip
+        assert np.isfinite(run.logits).all()
     print("target: steps done")
 
 

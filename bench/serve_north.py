@@ -207,7 +207,7 @@ def main(arguments: list[str] | None = None) -> int:
             load = jobs(n, options.prompts, (options.tokens, options.tokens), seed=n)
             record["bare_ms"][str(n)] = bare_step(engine, [job.prompt_tokens for job in load])
         write(record)
-        engine.machine.build_sampler()  # as `mkref serve` does
+        engine.machine.get_ready()  # as `mkref serve` does
         service = Service(engine)
         try:
             if options.direct:

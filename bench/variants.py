@@ -56,28 +56,39 @@ HOLD_BACK = "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 
 OPTIONS: dict[str, dict[str, Any]] = {
     "ring_3": {"ring": Ring(3, 64)},
     "ring_4": {"ring": Ring(4, 64)},
+    "ring_5": {"ring": Ring(5, 64)},
 }
 VARIANTS: dict[str, tuple[Change, ...]] = {
     "base": (),
     "no_waits": (NO_COUNTERS, ANY_TOKEN),
     "no_copies": (NO_COPIES, ANY_TOKEN),
     "no_copies_no_waits": (NO_COPIES, NO_COUNTERS, ANY_TOKEN),
-    "in_flight_3": (("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 3 < RING_STAGES ? 3"),),
-    "in_flight_4": (("IN_FLIGHT = 2 < RING_STAGES ? 2", "IN_FLIGHT = 4 < RING_STAGES ? 4"),),
-    "batch_in_flight_4": (
-        ("IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3", "IN_FLIGHT_BATCH = 4 < RING_STAGES ? 4"),
-    ),
+    "in_flight_1": (("IN_FLIGHT_FEW = 2;", "IN_FLIGHT_FEW = 1;"),),
+    "in_flight_3": (("IN_FLIGHT_FEW = 2;", "IN_FLIGHT_FEW = 3;"),),
+    "in_flight_4": (("IN_FLIGHT_FEW = 2;", "IN_FLIGHT_FEW = 4;"),),
+    "batch_in_flight_4": (("IN_FLIGHT_BATCH = 3;", "IN_FLIGHT_BATCH = 4;"),),
     "no_hold_back": ((HOLD_BACK, "0;"),),
     "hold_back_xq": ((HOLD_BACK, "1 << OP_EMBED | 1 << OP_QKV | 1 << OP_DOWN;"),),
     "x_waited_for": (("EARLY_ROWS = 2;", "EARLY_ROWS = 0;"),),
     "x_early_always": (("EARLY_ROWS = 2;", "EARLY_ROWS = ROWS;"),),
     "ring_3": (),
     "ring_4": (),
+    "ring_5": (),
     "waiting_2": (("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;"),),
     "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
     "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 2;"),),
-    "merge_8_at_once": (("u.n_chunks <= 8 * CONSUMERS ?", "true ?"),),
-    "merge_16_at_once": (("merge_list<32>(c, u)", "merge_list<16>(c, u)"),),
+    "merge_32_at_once": (("LONG_LIST = 64;", "LONG_LIST = 32;"),),
+    "announced_by_all": (("(announced ? (uint32_t)arrivals / 32 : 0u)", "0u"),),
+    "share_after_route": (
+        (
+            "if (MOST_ROWS == 1 && task.op == OP_GATE_UP) share_gate_up(",
+            "if (MOST_ROWS < 1) share_gate_up(",
+        ),
+        (
+            "if (MOST_ROWS > 1 && task.op == OP_GATE_UP) share_gate_up(",
+            "if (task.op == OP_GATE_UP) share_gate_up(",
+        ),
+    ),
     "largest_alone": (
         (
             "largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32)",

@@ -33,6 +33,9 @@ __device__ __forceinline__ unsigned char* shared_memory() {
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return (uint32_t)__cvta_generic_to_shared(p);
 }
+__device__ __forceinline__ void* shared_pointer(uint32_t address) {
+  return __cvta_shared_to_generic(address);
+}
 
 // Counters between SMs. Acquire pairs with release at GPU scope: what the producer wrote before its
 // release is visible after the acquire that sees it.
@@ -180,8 +183,7 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, uin
 // c += A (16x16, bf16) * B (16x8, bf16), summed as the tensor core does (docs/numerics.md, "One
 // mma").
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
@@ -203,8 +205,11 @@ __device__ __forceinline__ void pause() {}
 
 constexpr int CONSUMERS = 8;  // consumer warps: the numeric contract adds this many partial sums
 enum Warps { LOADER = CONSUMERS, HELPER, WAITER, SIGNALLER, N_WARPS };
-constexpr int THREADS = N_WARPS * 32;     // 384
-constexpr int N_TILES = ROWS / 8;         // rows of a batch: one, two or four n of m16n8k16
+constexpr int THREADS = N_WARPS * 32;  // 384
+constexpr int COLUMNS = 8;             // the n of an mma
+// Buffers in global memory have places for ROWS rows. A build serves up to MOST_ROWS of them, and
+// `rows_in_use` says how many there are: one row needs less shared memory and fewer instructions.
+constexpr int N_TILES = (MOST_ROWS + COLUMNS - 1) / COLUMNS;  // n tiles of a product
 constexpr int TILE_BYTES = 512;           // 16 x 16 bf16, an mma A fragment: 16 bytes per lane
 constexpr int LANES = 32;                 // uint4 per weight tile, uint2 per activation tile
 constexpr int KEY_TILES = PAGE / 16;      // 4
@@ -218,22 +223,26 @@ constexpr int RUN_TILES = KEYS_FIRST ? PAGE_TILES / 2 : PAGE_TILES;
 constexpr int RUN_STAGES = (RUN_TILES + STAGE_TILES - 1) / STAGE_TILES;
 constexpr int ITEM_RUNS = KEYS_FIRST ? 2 * CHUNK_PAGES : CHUNK_PAGES;
 constexpr int CHUNK = PAGE * CHUNK_PAGES;  // 128 keys: one key tile per consumer warp
-constexpr int COLUMNS = 8;                 // the n of an mma
 constexpr int HIDDEN_TILES = HIDDEN / 16;
 constexpr int Q_WIDTH = N_HEADS * HEAD_DIM;
 constexpr int KV_WIDTH = N_KV_HEADS * HEAD_DIM;
 constexpr int GROUP = N_HEADS / N_KV_HEADS;  // query heads of a KV head: columns in attention
-constexpr int MAX_ACTIVE = N_EXPERTS < ROWS * TOP_K ? N_EXPERTS : ROWS * TOP_K;
+constexpr int MAX_ACTIVE = N_EXPERTS < MOST_ROWS * TOP_K ? N_EXPERTS : MOST_ROWS * TOP_K;
+constexpr int MOST_TOP_K = 8;
 constexpr uint32_t ALL = 0xffffffffu;  // all lanes of a warp
 
 // Tuning. What was measured for each is in bench/LOG.md.
 // Stages asked for and not there yet; more than the ring has would alias the parity of a barrier.
-constexpr int IN_FLIGHT = 2 < RING_STAGES ? 2 : RING_STAGES;        // 64 KB
-constexpr int IN_FLIGHT_BATCH = 3 < RING_STAGES ? 3 : RING_STAGES;  // with more than four rows
+constexpr int IN_FLIGHT_FEW = 2;      // up to four rows: 64 KB
+constexpr int IN_FLIGHT_BATCH = 3;    // more rows
 constexpr int IN_FLIGHT_WAITING = 1;  // while the consumers wait for another SM's results
-constexpr int MERGE_ROWS = 1;         // up to so many rows the consumers do MERGE, else the helper
-constexpr int EARLY_ROWS = 2;         // up to so many rows x is read before its counter: section 5
-constexpr int HOLD_BACK_AFTER =       // tasks before such a wait
+constexpr int WANTED_IN_FLIGHT = MOST_ROWS <= 4 ? IN_FLIGHT_FEW : IN_FLIGHT_BATCH;
+constexpr int IN_FLIGHT = WANTED_IN_FLIGHT < RING_STAGES ? WANTED_IN_FLIGHT : RING_STAGES;
+constexpr int MERGE_ROWS = 1;  // builds for so many rows: the consumers do MERGE, else the helper
+constexpr int EARLY_ROWS = 2;  // builds for so many: x is read before its counter, see section 5
+constexpr bool CONSUMERS_MERGE = MOST_ROWS <= MERGE_ROWS;
+constexpr bool READ_EARLY = MOST_ROWS <= EARLY_ROWS;
+constexpr int HOLD_BACK_AFTER =  // tasks before such a wait
     1 << OP_EMBED | 1 << OP_QKV | 1 << OP_GATE_UP | 1 << OP_O_PROJ | 1 << OP_DOWN;
 
 static_assert(HIDDEN % 16 == 0 && EXPERT_WIDTH % 16 == 0 && DENSE_WIDTH % 16 == 0,
@@ -246,8 +255,10 @@ static_assert(STAGE_TILES % DIM_TILES == 0 && STAGE_TILES % KEY_TILES == 0,
               "a warp's KV tiles lie in one stage");
 static_assert(CHUNK == 16 * CONSUMERS && CHUNK_PAGES * RUN_STAGES <= RING_STAGES,
               "a warp per key tile, and a chunk, or its keys, in the ring");
-static_assert(N_TILES * COLUMNS == ROWS && N_TILES <= 4, "8, 16 or 32 rows");
-static_assert(N_EXPERTS <= 128 && TOP_K <= 8 && TOP_K <= N_EXPERTS,
+static_assert(MOST_ROWS >= 1 && MOST_ROWS <= ROWS && ROWS <= 32 &&
+                  (MOST_ROWS & (MOST_ROWS - 1)) == 0,
+              "a power of two, at most 32 rows");
+static_assert(N_EXPERTS <= 128 && TOP_K <= MOST_TOP_K && TOP_K <= N_EXPERTS,
               "four experts per lane of one warp");
 
 // ---- 3 arithmetic ------------------------------------------------------------------------------
@@ -380,43 +391,46 @@ struct Best {
 
 // The experts of one layer: written by the helper, read by the loader and the consumers.
 struct Route {
-  alignas(16) float score[N_EXPERTS][ROWS];  // 0: this row did not choose this expert
-  int expert[MAX_ACTIVE];                    // ascending
+  alignas(16) float score[(N_EXPERTS + 3) / 4 * 4][MOST_ROWS];  // 0: not chosen by this row
+  int expert[MAX_ACTIVE];                                       // ascending
   int n_active;
   // This SM's share of GATE_UP, granules numbered through all active experts: begin, middle, end;
   // and where its halves begin, as active expert and granule.
   int unit[3], active[2], granule[2];
 };
 
-constexpr int ROPE_ROWS = ROWS <= 8 ? ROWS : 1;  // with more, shared memory is short
-constexpr int TASK_SLOTS = 4;                    // records that the waiter may be ahead
+constexpr int ROPE_ROWS = MOST_ROWS <= 8 ? MOST_ROWS : 1;      // with more, shared memory is short
+constexpr int PARTIALS = MOST_ROWS < 4 ? 64 : 16 * MOST_ROWS;  // sums of a warp; MERGE has 33
+constexpr int TASK_SLOTS = 4;  // records that the waiter may be ahead
 
 // One lane arrives at an mbarrier for its warp, after a barrier that orders the others before it.
 // `compute-sanitizer --tool racecheck` does not follow that order into an mbarrier; for it there is
 // a build (CHECKED) in which every thread arrives for itself.
 struct Shared {
   alignas(16) uint8_t ring[RING_STAGES][STAGE_TILES * TILE_BYTES];
-  alignas(16) uint2 activation[HIDDEN_TILES * ROWS * 4];  // normed x of all rows, B order
+  alignas(16) uint2 activation[HIDDEN_TILES * MOST_ROWS * 4];  // normed x of all rows, B order
   // Sums of the eight warps; two buffers, so that one barrier per block is enough.
-  alignas(16) float partial[2][CONSUMERS][16 * ROWS];
-  alignas(16) uint2 weight[CONSUMERS][LANES];  // attention: exp2(s - m) of a chunk, B order
+  alignas(16) float partial[2][CONSUMERS][PARTIALS];
+  // Attention: exp2(s - m) of a chunk, B order. MERGE by the consumers: weights of 32 chunks.
+  alignas(16) uint2 weight[CONSUMERS][LANES];
   alignas(16) Task tasks[TASK_SLOTS];
   int records[TASK_SLOTS];  // numbers of those tasks
   alignas(16) Route route;
-  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile
+  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile; MERGE: of chunks
   float sums[CONSUMERS][COLUMNS];       // and the sum of its weights
-  alignas(16) float2 merge_weight[32];  // MERGE: exp2(m - M) of 32 chunks, and times their l
+  alignas(16) float2 merge_weight[32];  // MERGE by the helper: of 32 chunks, and times their l
   alignas(16) Task loading;             // the loader's record
-  float squares[ROWS][CONSUMERS];       // RMSNorm
-  Best best[CONSUMERS][ROWS];           // HEAD
+  float squares[MOST_ROWS][CONSUMERS];  // RMSNorm
+  Best best[CONSUMERS][MOST_ROWS];      // HEAD
   float rope[ROPE_ROWS][HEAD_DIM];      // cos and sin of the position of this step
   // Of this launch: tokens drawn last, first positions, rows that have drawn a stop token.
-  int tokens[ROWS], positions[ROWS], earlier[ROWS], row_stopped[ROWS];
-  float temperatures[ROWS];
+  int tokens[MOST_ROWS], positions[MOST_ROWS], earlier[MOST_ROWS], row_stopped[MOST_ROWS];
+  float temperatures[MOST_ROWS];
   alignas(
       8) uint64_t full[RING_STAGES];  // loader -> consumers: the bytes of this stage have landed
   uint64_t empty[RING_STAGES];  // consumers -> loader: all eight warps are done with this stage
-  uint64_t route_full, route_empty;  // helper -> loader and waiter; consumers -> helper
+  uint64_t route_full, route_scored;  // helper -> loader and waiter: experts; -> waiter: scores
+  uint64_t route_empty;               // consumers and loader -> helper
   uint64_t ready[TASK_SLOTS];  // waiter -> consumers: the record is here and its inputs are there
   uint64_t done[TASK_SLOTS];   // consumers -> signaller: all eight warps have stored their outputs
   uint64_t free[TASK_SLOTS];   // signaller -> waiter: the record may be overwritten
@@ -445,6 +459,10 @@ typedef Position<RING_STAGES> RingPosition;
 typedef Position<TASK_SLOTS> TaskPosition;
 
 constexpr int GAMMAS = (HIDDEN / 4 + CONSUMERS * 32 - 1) / (CONSUMERS * 32);
+
+__device__ __forceinline__ int rows_in_use(const Params& p) {
+  return MOST_ROWS == 1 ? 1 : (int)p.rows;
+}
 
 // What one thread carries along.
 struct Context {
@@ -525,12 +543,20 @@ __device__ __forceinline__ void set(int& flag, int value) {
 struct Arrivals {
   uint32_t word;  // a barrier lies at a multiple of eight bytes
   __device__ __forceinline__ Arrivals(uint64_t* bar, uint32_t parity)
-      : word((uint32_t)((unsigned char*)bar - ptx::shared_memory()) | parity) {}
+      : word(ptx::shared_address(bar) | parity) {}
   __device__ __forceinline__ uint64_t* barrier() const {
-    return (uint64_t*)(ptx::shared_memory() + (word & ~7u));
+    return (uint64_t*)ptx::shared_pointer(word & ~7u);
   }
   __device__ __forceinline__ uint32_t parity() const { return word & 1u; }
 };
+// Which barrier that is, for the report. They stand in this order in `Shared`.
+__device__ __forceinline__ Place place_of(const Shared& s, const uint64_t* bar, int task) {
+  const int at = (int)(bar - s.full), route = 2 * RING_STAGES, record = route + 3;
+  if (at < RING_STAGES) return Place{WAIT_FULL, task, at};
+  if (at < route) return Place{WAIT_EMPTY, task, at - RING_STAGES};
+  if (at < record) return Place{WAIT_ROUTE, task, s.params.tasks[task].layer};
+  return Place{WAIT_TASK, task, (at - record) % TASK_SLOTS};
+}
 
 // The slow halves of the waits; true if they gave up. Not inlined, and with few arguments: machine
 // code must stay within the instruction cache. Who ran ahead of the last step of a launch gives up
@@ -549,7 +575,7 @@ __device__ __noinline__ bool poll_counter(const int* at, int want, Place place) 
   set(s.gave_up, 1);
   return true;
 }
-__device__ __noinline__ bool poll_barrier(Arrivals arrivals, Place place) {
+__device__ __noinline__ bool poll_barrier(Arrivals arrivals, int task) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const Params& p = s.params;
   uint64_t* bar = arrivals.barrier();
@@ -557,8 +583,10 @@ __device__ __noinline__ bool poll_barrier(Arrivals arrivals, Place place) {
   const uint64_t deadline = ptx::now_ns() + p.timeout_ns;
   ROLL for (int spin = 1;; spin++) {
     if (ptx::mbar_try_wait(bar, parity)) return false;
-    if (look(s.ended)) return true;
-    if ((spin & 63) == 0 && expired(p, deadline, place, (int)parity ^ 1, (int)parity)) break;
+    if (look(s.ended) || look(s.gave_up)) return true;
+    if ((spin & 63) == 0 &&
+        expired(p, deadline, place_of(s, bar, task), (int)parity ^ 1, (int)parity))
+      break;
     ptx::pause();
   }
   set(s.gave_up, 1);
@@ -566,14 +594,15 @@ __device__ __noinline__ bool poll_barrier(Arrivals arrivals, Place place) {
 }
 // Records go round between the warps of one SM. These waits end when every other wait has ended, so
 // they do not look at `status`: all warps must agree on which record is the last.
-__device__ __noinline__ bool poll_record(Arrivals arrivals, Place place) {
-  const Params& p = ((Shared*)ptx::shared_memory())->params;
+__device__ __noinline__ bool poll_record(Arrivals arrivals, int task) {
+  const Shared& s = *(Shared*)ptx::shared_memory();
+  const Params& p = s.params;
   uint64_t* bar = arrivals.barrier();
   const uint32_t parity = arrivals.parity();
   const uint64_t deadline = ptx::now_ns() + 4 * (uint64_t)p.timeout_ns;
   ROLL while (!ptx::mbar_try_wait(bar, parity)) {
     if (ptx::now_ns() > deadline) {
-      report(p, place, (int)parity ^ 1, (int)parity);
+      report(p, place_of(s, bar, task), (int)parity ^ 1, (int)parity);
       return true;
     }
     ptx::pause();
@@ -584,23 +613,23 @@ __device__ __noinline__ bool poll_record(Arrivals arrivals, Place place) {
 // One lane polls: the acquire orders the producers' writes before this lane, the barrier that the
 // caller arrives at passes that on.
 __device__ __forceinline__ void wait_counter(Context& c, int counter, int arrivals,
-                                             int of_this_step = 1, int word = 0) {
-  const int* at = c.p.counters + counter * COUNTER_STRIDE + word;
-  // Monotonic: never reset between steps or launches.
-  const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + c.step + of_this_step));
+                                             int of_this_step = 1, bool announced = false) {
+  const int* at = c.p.counters + counter * COUNTER_STRIDE + announced;
+  // Monotonic: never reset between steps or launches. Of announcements the last few may be missing:
+  // by the time that the words have been asked for they are there.
+  const int want = (int)((uint32_t)arrivals * (uint32_t)(c.p.step + c.step + of_this_step) -
+                         (announced ? (uint32_t)arrivals / 32 : 0u));
   if (c.stopped || reached(ptx::ld_acquire(at), want)) return;
   c.stopped = poll_counter(at, want, Place{WAIT_COUNTER, c.task, counter});
 }
-__device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity, int code,
-                                             int what) {
-  if (c.stopped || ptx::mbar_try_wait(bar, parity)) return;
-  c.stopped = poll_barrier(Arrivals(bar, parity), Place{code, c.task, what});
+__device__ __forceinline__ void wait_barrier(Context& c, uint64_t* bar, uint32_t parity) {
+  if (!ptx::mbar_try_wait(bar, parity) && poll_barrier(Arrivals(bar, parity), c.task))
+    c.stopped = true;
 }
 
 // False if there is nothing to wait for any more.
-__device__ __forceinline__ bool wait_record(Context& c, uint64_t* bar, uint32_t parity, int slot) {
-  if (ptx::mbar_try_wait(bar, parity)) return true;
-  return !poll_record(Arrivals(bar, parity), Place{WAIT_TASK, c.task, slot});
+__device__ __forceinline__ bool wait_record(const Context& c, uint64_t* bar, uint32_t parity) {
+  return ptx::mbar_try_wait(bar, parity) || !poll_record(Arrivals(bar, parity), c.task);
 }
 
 // One arrival of a warp whose lanes have all come this far.
@@ -636,9 +665,6 @@ __device__ __forceinline__ void make_absent(float* at) {
 }
 __device__ __forceinline__ bool any_absent(const uint4& v) {
   return v.x == ABSENT || v.y == ABSENT || v.z == ABSENT || v.w == ABSENT;
-}
-__device__ __forceinline__ bool reads_early(const Params& p, const Task& task) {
-  return p.rows <= EARLY_ROWS && task.flags & FLAG_EARLY;
 }
 __device__ __forceinline__ uint32_t version(const Context& c, int layer) {
   return (uint32_t)(c.p.step + c.step) * N_LAYERS + layer + 1;
@@ -737,9 +763,9 @@ __device__ __forceinline__ int share_beside(int total, int other, int n_slots, i
 // slot owns one range of them; a task is one half of it.
 // The loader and the consumers need it at once, so the helper works it out, lane 0 the begin and
 // lane 1 the end.
-__device__ __forceinline__ void share_gate_up(Context& c, const Task& task) {
+__device__ __forceinline__ void share_gate_up(Context& c, const Task& task, int n_active) {
   Route& r = c.s.route;
-  const int slot = task.first / 2, n_slots = task.count / 2, total = r.n_active * task.blocks;
+  const int slot = task.first / 2, n_slots = task.count / 2, total = n_active * task.blocks;
   const int at = share_beside(total, task.index, n_slots, slot + (c.lane > 0));
   const int begin = __shfl_sync(ALL, at, 0), end = __shfl_sync(ALL, at, 1);
   const int unit = c.lane == 0 ? begin : c.lane == 1 ? begin + (end - begin + 1) / 2 : end;
@@ -769,11 +795,6 @@ struct Segment {
   }
 };
 
-// With few rows everybody waits for the merge of attention, so the consumers do it.
-__device__ __forceinline__ bool consumers_merge(const Params& p) {
-  return p.rows <= MERGE_ROWS;
-}
-
 // ---- 7 loader ----------------------------------------------------------------------------------
 // One warp walks the task list and keeps the ring full. It waits for free stages and, where the
 // bytes depend on it, for the router; never for activations. So it runs ahead of the consumers,
@@ -792,37 +813,60 @@ __device__ __forceinline__ float logit_of(uint32_t key) {
 // The place for the next layer's scores, before its logits are there.
 __device__ __forceinline__ void clear_scores(Context& c) {
   float4* score = (float4*)c.s.route.score;
-  ROLL for (int i = c.lane; i < N_EXPERTS * ROWS / 4; i += 32) score[i] =
+  ROLL for (int i = c.lane; i < (N_EXPERTS + 3) / 4 * MOST_ROWS; i += 32) score[i] =
       float4{0.0f, 0.0f, 0.0f, 0.0f};
 }
 
 // The top-k of every row, by one warp. It is on everybody's path, and one warp is slow: what counts
 // is the number of dependent instructions. Lane l has experts l, l + 32, ... of a row, sorted; the
-// largest of all lanes is taken k times, and lane i keeps the i-th.
-__device__ __forceinline__ void find_experts(Context& c, int layer) {
+// largest of all lanes is taken k times. Scores are not needed before DOWN: those of the last four
+// rows are left to `score_experts`, after the loader has been told which experts there are.
+struct Picks {
+  uint32_t key = 0, expert = 0;  // lane 8 r + k: what row `first_row` + r took as its k-th
+  int first_row = 0;
+};
+constexpr int PICK_ROWS = 32 / MOST_TOP_K;
+
+__device__ __forceinline__ void score_experts(Context& c, const Picks& picks) {
+  const int row = picks.first_row + c.lane / MOST_TOP_K;
+  if (row >= rows_in_use(c.p) || c.lane % MOST_TOP_K >= TOP_K) return;
+  const float logit = logit_of(picks.key);
+  c.s.route.score[picks.expert][row] =
+      divide(1.0f, 1.0f + exp_(-logit)) + (logit - logit);  // NaN stays NaN
+}
+
+__device__ __forceinline__ Picks find_experts(Context& c, int layer) {
   constexpr int PER_LANE = (N_EXPERTS + 31) / 32;
   Route& r = c.s.route;
   const uint32_t want = version(c, layer);
   uint32_t active = 0;  // bit q: some row took expert lane + 32 q
-  ROLL for (int row = 0; row < c.p.rows; row++) {
-    uint32_t key[PER_LANE], expert_of[PER_LANE];
+  uint64_t words[PER_LANE];
+  auto look_at = [&](int row) {
+    UNROLL for (int q = 0; q < PER_LANE; q++) {
+      words[q] = (uint64_t)want << 32;
+      if (row < rows_in_use(c.p) && c.lane + 32 * q < N_EXPERTS)
+        words[q] = ptx::ld_relaxed(c.p.router_logits + row * N_EXPERTS + c.lane + 32 * q);
+    }
+  };
+  Picks picks;
+  look_at(0);
+  ROLL for (int row = 0; row < rows_in_use(c.p); row++) {
     Patience patience;
     ROLL for (;;) {
       bool missing = false;
-      UNROLL for (int q = 0; q < PER_LANE; q++) {
-        expert_of[q] = c.lane + 32 * q;
-        key[q] = 0;
-        if (expert_of[q] < N_EXPERTS) {
-          const uint64_t word = ptx::ld_relaxed(c.p.router_logits + row * N_EXPERTS + expert_of[q]);
-          missing |= (uint32_t)(word >> 32) != want;
-          key[q] = route_key(__uint_as_float((uint32_t)word));
-        }
-      }
+      UNROLL for (int q = 0; q < PER_LANE; q++) missing |= (uint32_t)(words[q] >> 32) != want;
       if (__ballot_sync(ALL, missing) == 0) break;
       const bool late = patience.over(Place{WAIT_ROUTE, c.task, layer});
       c.stopped = __ballot_sync(ALL, late) != 0;
-      if (c.stopped) return;
+      if (c.stopped) return picks;
+      look_at(row);
     }
+    uint32_t key[PER_LANE], expert_of[PER_LANE];
+    UNROLL for (int q = 0; q < PER_LANE; q++) {
+      expert_of[q] = c.lane + 32 * q;
+      key[q] = expert_of[q] < N_EXPERTS ? route_key(__uint_as_float((uint32_t)words[q])) : 0u;
+    }
+    if (MOST_ROWS > 1) look_at(row + 1);  // a microsecond away
     // Descending; of equal keys the lower expert stays first.
     UNROLL for (int last = PER_LANE - 1; last > 0; last--) UNROLL for (int q = 0; q < last; q++) {
       const bool swap = key[q] < key[q + 1];
@@ -832,12 +876,15 @@ __device__ __forceinline__ void find_experts(Context& c, int layer) {
       expert_of[q] = swap ? expert_of[q + 1] : e;
       expert_of[q + 1] = swap ? e : expert_of[q + 1];
     }
-    uint32_t mine_key = 0, mine = 0;
+    if (row % PICK_ROWS == 0) {
+      if (row > 0) score_experts(c, picks);
+      picks.first_row = row;
+    }
     ROLL for (int k = 0; k < TOP_K; k++) {
       const uint32_t top = __reduce_max_sync(ALL, key[0]);
       // Equal logits: the lower expert.
       const uint32_t expert = __reduce_min_sync(ALL, key[0] == top ? expert_of[0] : ALL);
-      if (c.lane == k) mine_key = top, mine = expert;
+      if (c.lane == row % PICK_ROWS * MOST_TOP_K + k) picks.key = top, picks.expert = expert;
       const bool taken = key[0] == top && expert_of[0] == expert;
       if (taken) active |= 1u << (expert / 32);
       UNROLL for (int q = 1; q < PER_LANE; q++) {
@@ -846,18 +893,7 @@ __device__ __forceinline__ void find_experts(Context& c, int layer) {
       }
       if (taken) key[PER_LANE - 1] = 0;
     }
-    if (c.lane < TOP_K) {
-      const float logit = logit_of(mine_key);
-      r.score[mine][row] = divide(1.0f, 1.0f + exp_(-logit)) + (logit - logit);  // NaN stays NaN
-    }
   }
-  __syncwarp();  // scores of all lanes
-  if (NORM_TOPK && c.lane < c.p.rows) {
-    float sum = 0.0f;
-    ROLL for (int e = 0; e < N_EXPERTS; e++) sum = sum + r.score[e][c.lane];
-    ROLL for (int e = 0; e < N_EXPERTS; e++) r.score[e][c.lane] = divide(r.score[e][c.lane], sum);
-  }
-  __syncwarp();
   int n_active = 0;
   UNROLL for (int q = 0; q < PER_LANE; q++) {
     const bool mine = active >> q & 1;
@@ -866,6 +902,19 @@ __device__ __forceinline__ void find_experts(Context& c, int layer) {
     n_active += __popc(votes);
   }
   if (c.lane == 0) r.n_active = n_active;
+  return picks;
+}
+
+// What the layer's scores lack when its experts are known.
+__device__ __forceinline__ void finish_scores(Context& c, const Picks& picks) {
+  score_experts(c, picks);
+  if (!NORM_TOPK) return;
+  __syncwarp();  // scores of all lanes
+  if (c.lane >= rows_in_use(c.p)) return;
+  Route& r = c.s.route;
+  float sum = 0.0f;
+  ROLL for (int e = 0; e < N_EXPERTS; e++) sum = sum + r.score[e][c.lane];
+  ROLL for (int e = 0; e < N_EXPERTS; e++) r.score[e][c.lane] = divide(r.score[e][c.lane], sum);
 }
 
 // The next 32 runs of an ATTENTION task, each a page, or its keys or values: lane l knows run l.
@@ -878,7 +927,7 @@ __device__ __noinline__ Pages find_pages(int first, int count, int window, int k
                                          int step, int round) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const int lane = threadIdx.x % 32;
-  const AttentionItem item = attention_item(s, (int)s.params.rows, step, window,
+  const AttentionItem item = attention_item(s, rows_in_use(s.params), step, window,
                                             first + (round + lane / ITEM_RUNS) * count);
   Pages found = {0, false};
   if (item.row >= 0) {
@@ -908,7 +957,7 @@ struct Stream {
   int in_flight = 0, issued = 0;
 
   __device__ __forceinline__ void wait_landed() {
-    wait_barrier(c, &c.s.full[landed.slot], landed.phase, WAIT_FULL, landed.slot);
+    wait_barrier(c, &c.s.full[landed.slot], landed.phase);
     landed.advance();
     if (TRACE && c.lane == 0) stamp_stage(c, issued - in_flight, 1);
     in_flight--;
@@ -916,10 +965,8 @@ struct Stream {
   // A run of consecutive tiles. The consumers take runs in the same order.
   __device__ __forceinline__ void run(const uint4* tiles, int n_tiles) {
     ROLL for (; n_tiles > 0 && !c.stopped; n_tiles -= STAGE_TILES, tiles += STAGE_TILES * LANES) {
-      wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1, WAIT_EMPTY, c.ring.slot);
-      const int most = look(c.s.waiting) ? IN_FLIGHT_WAITING
-                       : c.p.rows > 4    ? IN_FLIGHT_BATCH
-                                         : IN_FLIGHT;
+      wait_barrier(c, &c.s.empty[c.ring.slot], c.ring.phase ^ 1);
+      const int most = look(c.s.waiting) ? IN_FLIGHT_WAITING : IN_FLIGHT;
       ROLL while (in_flight >= most && !c.stopped) wait_landed();
       c.stopped = __ballot_sync(ALL, c.stopped) != 0;
       if (c.stopped) return;
@@ -936,8 +983,8 @@ struct Stream {
 
 // Without running ahead, for comparison: wait until the consumers have been given the task.
 __device__ __forceinline__ bool taken_by_consumers(Context& c, const Task& task, TaskPosition& at) {
-  if (task.op == OP_MERGE && !consumers_merge(c.p)) return true;
-  wait_barrier(c, &c.s.ready[at.slot], at.phase, WAIT_TASK, at.slot);
+  if (task.op == OP_MERGE && !CONSUMERS_MERGE) return true;
+  wait_barrier(c, &c.s.ready[at.slot], at.phase);
   c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
   at.advance();
   return !c.stopped;
@@ -981,19 +1028,20 @@ __device__ void loader(Context& c, int begin, int end) {
       const long long block = (long long)task.k_tiles * LANES;  // uint4 of a row block
       const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
       if (routed && task.layer != routed_layer) {
-        wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
+        wait_barrier(c, &c.s.route_full, route_phase);
         c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
         if (c.stopped) break;
-        ptx::fence_copies();  // keys of earlier steps, which the router's acquire showed
         route_phase ^= 1;
         routed_layer = task.layer;
       }
-      if (task.op == OP_ATTENTION && task.route_wait >= 0) {
-        // Keys that the step before appended: where no router says that they are there.
-        if (c.lane == 0) wait_counter(c, task.route_wait, task.route_count, 0);
+      if (task.op == OP_ATTENTION) {
+        // Keys that the step before appended: waited for where no route before says that they are
+        // there.
+        if (c.lane == 0 && task.route_wait >= 0)
+          wait_counter(c, task.route_wait, task.route_count, 0);
         c.stopped = __ballot_sync(ALL, c.stopped) != 0;
-        __syncwarp();  // lane 0's acquire now orders the keys before the copies
-        ptx::fence_copies();
+        __syncwarp();         // lane 0's acquire now orders the keys before the copies
+        ptx::fence_copies();  // also of those that the helper's acquire has shown
       }
       const Route& route = c.s.route;
       // How many runs the task has, and which.
@@ -1071,7 +1119,7 @@ struct Reader {
   __device__ __forceinline__ void next() {
     if (held >= 0) release();
     held++;
-    wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
+    wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase);
     if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
   }
   __device__ __forceinline__ void release() { leave_stage(c); }
@@ -1143,7 +1191,7 @@ __device__ __forceinline__ uint32_t wanted_rows(const Context& c, const float* s
   uint32_t wanted = 0;
   UNROLL for (int t = 0; t < N_TILES; t++) {
     const int row = t * COLUMNS + c.group;
-    if (row < c.p.rows && (score == nullptr || score[row] != 0.0f)) wanted |= 1u << t;
+    if (row < rows_in_use(c.p) && (score == nullptr || score[row] != 0.0f)) wanted |= 1u << t;
   }
   return wanted;
 }
@@ -1152,7 +1200,7 @@ __device__ __forceinline__ uint32_t wanted_rows(const Context& c, const float* s
 // ascending order. All loads go out before the first product.
 template <int N>
 __device__ __forceinline__ void chain_stage(Context& c, float (&acc)[4], const uint2 (&x)[N]) {
-  wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase, WAIT_FULL, c.ring.slot);
+  wait_barrier(c, &c.s.full[c.ring.slot], c.ring.phase);
   if (TRACE && c.thread == 0) stamp_stage(c, c.stage, 2);
   const uint4* tiles = (const uint4*)c.s.ring[c.ring.slot] + c.thread;
   uint4 a[N];
@@ -1166,13 +1214,11 @@ template <int N_STAGES>
 struct Resident {
   uint2 x[N_STAGES][TILES];
   // `tile_rows`: rows that a tile of `b` has places for.
+  // A column of an mma depends on no other: lanes beyond the last row read again what row 0 has.
   __device__ __forceinline__ void load(const Context& c, const uint2* b, int tile_rows) {
-    const bool active = c.group < c.p.rows;
-    UNROLL for (int stage = 0; stage < N_STAGES; stage++) UNROLL for (int i = 0; i < TILES; i++) {
-      x[stage][i] = uint2{0u, 0u};
-      if (active)
-        x[stage][i] = b[((stage * TILES + i) * CONSUMERS + c.warp) * tile_rows * 4 + c.lane];
-    }
+    const int at = c.group < rows_in_use(c.p) ? c.lane : c.quad;
+    UNROLL for (int stage = 0; stage < N_STAGES; stage++) UNROLL for (int i = 0; i < TILES; i++)
+        x[stage][i] = b[((stage * TILES + i) * CONSUMERS + c.warp) * tile_rows * 4 + at];
   }
   __device__ __forceinline__ Sums multiply(Context& c) const {
     Sums sums = {};
@@ -1185,7 +1231,8 @@ struct Resident {
 __device__ __forceinline__ void add_expert(const Context& c, Sums& sums, const Sums& part,
                                            const float* score) {
   UNROLL for (int t = 0; t < N_TILES; t++) UNROLL for (int i = 0; i < 2; i++) {
-    const float s = score[t * COLUMNS + 2 * c.quad + i];
+    const int row = t * COLUMNS + 2 * c.quad + i;
+    const float s = row < MOST_ROWS ? score[row] : 0.0f;
     if (s == 0.0f) continue;
     sums.v[t][i] = sums.v[t][i] + s * part.v[t][i];
     sums.v[t][i + 2] = sums.v[t][i + 2] + s * part.v[t][i + 2];
@@ -1201,15 +1248,14 @@ __device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
   Sums sums = {};
   if constexpr (EXPERTS_FIT) {
     if (k_tiles == EXPERT_TILES * CONSUMERS) {
-      uint2 ahead[AHEAD][EXPERT_TILES];
+      uint2 ahead[AHEAD][EXPERT_TILES] = {};  // a lane that needs none keeps what it has
       auto fetch = [&](uint2(&x)[EXPERT_TILES], int active) {
-        const bool wanted = active < n_active && c.group < c.p.rows &&
-                            route.score[route.expert[active]][c.group] != 0.0f;
-        const uint2* from = h + active * (EXPERT_TILES * CONSUMERS * LANES) + c.thread;
-        UNROLL for (int i = 0; i < EXPERT_TILES; i++) {
-          x[i] = uint2{0u, 0u};
-          if (wanted) x[i] = from[i * CONSUMERS * LANES];
-        }
+        const bool wanted = active < n_active && c.group < rows_in_use(c.p) &&
+                            (MOST_ROWS == 1 || route.score[route.expert[active]][c.group] != 0.0f);
+        const uint2* from =
+            h + (active * (EXPERT_TILES * CONSUMERS) + c.warp) * (ROWS * 4) + c.lane;
+        UNROLL for (int i = 0; i < EXPERT_TILES; i++) if (wanted) x[i] =
+            from[i * CONSUMERS * (ROWS * 4)];
       };
       UNROLL for (int j = 0; j < AHEAD; j++) fetch(ahead[j], j);
       ROLL for (int base = 0; base < n_active; base += AHEAD)
@@ -1226,9 +1272,8 @@ __device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
   ROLL for (int active = 0; active < n_active; active++) {
     const float* score = route.score[route.expert[active]];
     Reader reader{c};
-    const Sums part =
-        chain(c, reader, 0, k_tiles, h + (long long)active * k_tiles * N_TILES * LANES, ROWS,
-              wanted_rows(c, score));
+    const Sums part = chain(c, reader, 0, k_tiles, h + (long long)active * k_tiles * ROWS * 4, ROWS,
+                            wanted_rows(c, score));
     reader.close();
     add_expert(c, sums, part, score);
   }
@@ -1239,13 +1284,15 @@ __device__ __forceinline__ Sums multiply_experts(Context& c, int k_tiles) {
 __device__ __forceinline__ void exchange(Context& c, const Sums& sums) {
   c.buffer ^= 1;  // readers of the last block may still be in the other buffer
   float* at = c.s.partial[c.buffer][c.warp];
-  UNROLL for (int t = 0; t < N_TILES; t++) UNROLL for (int i = 0; i < 4; i++)
-      at[(c.group + i / 2 * 8) * ROWS + t * COLUMNS + 2 * c.quad + i % 2] = sums.v[t][i];
+  UNROLL for (int t = 0; t < N_TILES; t++) UNROLL for (int i = 0; i < 4; i++) {
+    const int row = t * COLUMNS + 2 * c.quad + i % 2;
+    if (row < MOST_ROWS) at[(c.group + i / 2 * 8) * MOST_ROWS + row] = sums.v[t][i];
+  }
   consumers_sync();  // writers above, readers in `total`
 }
 __device__ __forceinline__ float total(const Shared& s, int buffer, int r, int row) {
-  float sum = s.partial[buffer][0][r * ROWS + row];
-  UNROLL for (int w = 1; w < CONSUMERS; w++) sum = sum + s.partial[buffer][w][r * ROWS + row];
+  float sum = s.partial[buffer][0][r * MOST_ROWS + row];
+  UNROLL for (int w = 1; w < CONSUMERS; w++) sum = sum + s.partial[buffer][w][r * MOST_ROWS + row];
   return sum;
 }
 
@@ -1259,16 +1306,17 @@ __device__ __forceinline__ void fetch_gamma(Context& c, int layer) {
 // reading 8 KB per row from L2 is cheaper than a hop between SMs. Four rows at a time are on their
 // way from L2.
 __device__ __forceinline__ void load_normed(Context& c, int layer) {
-  constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS, SIDE = 4;
+  constexpr int QUADS = HIDDEN / 4, EACH = CONSUMERS * 32, PER = GAMMAS;
+  constexpr int SIDE = MOST_ROWS < 4 ? MOST_ROWS : 4;
   const uint4* x = (const uint4*)x_of(c, layer);
-  ROLL for (int base = 0; base < c.p.rows; base += SIDE) {
+  ROLL for (int base = 0; base < rows_in_use(c.p); base += SIDE) {
     float4 v[SIDE][PER];
     Patience patience;
     ROLL for (;;) {  // once, if the counter of x has been waited for
       bool missing = false;
       UNROLL for (int j = 0; j < SIDE; j++) UNROLL for (int i = 0; i < PER; i++) {
         v[j][i] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-        if (base + j < c.p.rows && c.thread + i * EACH < QUADS) {
+        if (base + j < rows_in_use(c.p) && c.thread + i * EACH < QUADS) {
           const uint4 quad = ptx::ld_relaxed(x + (base + j) * QUADS + c.thread + i * EACH);
           missing |= any_absent(quad);
           v[j][i] = float4{__uint_as_float(quad.x), __uint_as_float(quad.y),
@@ -1290,11 +1338,11 @@ __device__ __forceinline__ void load_normed(Context& c, int layer) {
     }
     ROLL for (int m = 16; m > 0; m >>= 1) UNROLL for (int j = 0; j < SIDE; j++) sum[j] =
         sum[j] + __shfl_xor_sync(ALL, sum[j], m);
-    UNROLL for (int j = 0; j < SIDE; j++) if (c.lane == 0 && base + j < c.p.rows)
+    UNROLL for (int j = 0; j < SIDE; j++) if (c.lane == 0 && base + j < rows_in_use(c.p))
         c.s.squares[base + j][c.warp] = sum[j];
     consumers_sync();    // sums of all warps
     float scale = 0.0f;  // lane j: of row base + j
-    if (c.lane < SIDE && base + c.lane < c.p.rows) {
+    if (c.lane < SIDE && base + c.lane < rows_in_use(c.p)) {
       const float* squares = c.s.squares[base + c.lane];
       float sum = squares[0];
       for (int w = 1; w < CONSUMERS; w++) sum = sum + squares[w];
@@ -1304,11 +1352,11 @@ __device__ __forceinline__ void load_normed(Context& c, int layer) {
     }
     UNROLL for (int j = 0; j < SIDE; j++) {
       const float r = __shfl_sync(ALL, scale, j);
-      if (base + j >= c.p.rows) break;
+      if (base + j >= rows_in_use(c.p)) break;
       UNROLL for (int i = 0; i < PER; i++) {
         const int k = (c.thread + i * EACH) * 4;
         if (k >= HIDDEN) continue;
-        uint32_t* out = (uint32_t*)c.s.activation + ((k >> 4) * ROWS + base + j) * 8;
+        uint32_t* out = (uint32_t*)c.s.activation + ((k >> 4) * MOST_ROWS + base + j) * 8;
         out[b_order(k & 15) / 2] =
             pack_bf16((v[j][i].x * r) * bf16_to_float((uint16_t)c.gamma[i].x),
                       (v[j][i].y * r) * bf16_to_float((uint16_t)(c.gamma[i].x >> 16)));
@@ -1326,12 +1374,12 @@ __device__ __forceinline__ const float* angles_in_memory(const Context& c, int r
   return c.p.rope + (long long)(c.s.positions[row] + c.step) * HEAD_DIM;
 }
 __device__ __forceinline__ void load_rope(Context& c) {
-  if (ROPE_ROWS < ROWS) return;
-  ROLL for (int i = c.thread; i < c.p.rows * HEAD_DIM; i += CONSUMERS * 32)
+  if (ROPE_ROWS < MOST_ROWS) return;
+  ROLL for (int i = c.thread; i < rows_in_use(c.p) * HEAD_DIM; i += CONSUMERS * 32)
       c.s.rope[i / HEAD_DIM][i % HEAD_DIM] = angles_in_memory(c, i / HEAD_DIM)[i % HEAD_DIM];
 }
 __device__ __forceinline__ const float* angles(const Context& c, int row) {
-  if constexpr (ROPE_ROWS < ROWS) return angles_in_memory(c, row);
+  if constexpr (ROPE_ROWS < MOST_ROWS) return angles_in_memory(c, row);
   return c.s.rope[row];
 }
 
@@ -1385,17 +1433,17 @@ __device__ __forceinline__ void finish(const Context& c, const Task& task, int o
 
 // Which element of a block of `n` outputs a thread finishes rotates from block to block, so that no
 // warp is always late.
-constexpr int EACH = (16 * ROWS + CONSUMERS * 32 - 1) / (CONSUMERS * 32);  // outputs of one thread
+constexpr int EACH = (16 * MOST_ROWS + CONSUMERS * 32 - 1) / (CONSUMERS * 32);  // of one thread
 __device__ __forceinline__ int element(const Context& c, int i, int block, int n) {
-  return (c.thread + i * CONSUMERS * 32 - block * n * ROWS) & (EACH * CONSUMERS * 32 - 1);
+  return (c.thread + i * CONSUMERS * 32 - block * n * MOST_ROWS) & (EACH * CONSUMERS * 32 - 1);
 }
 // The residual stream before this block's outputs are added: read early, the sum is far from done.
 __device__ __forceinline__ void load_before(const Context& c, const float* from, int block,
                                             int first_out, float (&before)[EACH]) {
   UNROLL for (int i = 0; i < EACH; i++) {
-    const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
+    const int at = element(c, i, block, 16), r = at / MOST_ROWS, row = at % MOST_ROWS;
     before[i] = 0.0f;
-    if (r < 16 && row < c.p.rows) before[i] = from[row * HIDDEN + first_out + r];
+    if (r < 16 && row < rows_in_use(c.p)) before[i] = from[row * HIDDEN + first_out + r];
   }
 }
 template <typename Store>
@@ -1403,7 +1451,7 @@ __device__ __forceinline__ void store_after(Context& c, const Sums& sums, int bl
                                             const float (&before)[EACH], Store store) {
   exchange(c, sums);
   UNROLL for (int i = 0; i < EACH; i++) {
-    const int at = element(c, i, block, 16), r = at / ROWS, row = at % ROWS;
+    const int at = element(c, i, block, 16), r = at / MOST_ROWS, row = at % MOST_ROWS;
     if (r < 16) store(row, row * HIDDEN + first_out + r, before[i] + total(c.s, c.buffer, r, row));
   }
 }
@@ -1423,7 +1471,7 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
   else
     run.granule = task.first, run.count = run.left = task.count;
   Resident<STAGES_FIT ? X_STAGES : 1> x;
-  if constexpr (STAGES_FIT) x.load(c, c.s.activation, ROWS);
+  if constexpr (STAGES_FIT) x.load(c, c.s.activation, MOST_ROWS);
   Reader reader{c};
   // A run of blocks: all of them, or those of one expert.
   ROLL for (; run.left > 0; run.next(task.blocks)) {
@@ -1433,13 +1481,12 @@ __device__ __forceinline__ void product_of_x(Context& c, const Task& task, Best&
       if constexpr (STAGES_FIT)
         sums = x.multiply(c);
       else
-        sums = chain(c, reader, block * task.k_tiles, task.k_tiles, c.s.activation, ROWS,
+        sums = chain(c, reader, block * task.k_tiles, task.k_tiles, c.s.activation, MOST_ROWS,
                      wanted_rows(c, nullptr));
       exchange(c, sums);
       UNROLL for (int i = 0; i < EACH; i++) {
-        const int at = element(c, i, block, n), r = at / ROWS, row = at % ROWS;
-        // Router logits of all rows: none is left with the version of long ago.
-        if (r < n && (row < c.p.rows || task.op == OP_ROUTER))
+        const int at = element(c, i, block, n), r = at / MOST_ROWS, row = at % MOST_ROWS;
+        if (r < n && row < rows_in_use(c.p))
           finish(c, task, (run.granule + block) * n + r, r, row, h, best);
       }
     }
@@ -1464,7 +1511,7 @@ __device__ __forceinline__ void o_proj(Context& c, const Task& task) {
       sums = chain(c, reader, block * task.k_tiles, task.k_tiles, (const uint2*)c.p.attn, ROWS,
                    wanted_rows(c, nullptr));
     store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
-      if (row < c.p.rows) c.p.x_mid[at] = value;
+      if (row < rows_in_use(c.p)) c.p.x_mid[at] = value;
     });
   }
   reader.close();
@@ -1480,9 +1527,13 @@ __device__ __forceinline__ void down(Context& c, const Task& task) {
     load_before(c, c.p.x_mid, block, first_out, before);
     const Sums sums = multiply_experts(c, task.k_tiles);
     store_after(c, sums, block, first_out, before, [&](int row, int at, float value) {
-      if (row < c.p.rows) put_x(x_next + at, value);
-      make_absent(x_old + at);  // of all rows: a later launch may have more
+      if (row >= rows_in_use(c.p)) return;
+      put_x(x_next + at, value);
+      make_absent(x_old + at);
     });
+    // Announces x at once, past the signaller; in every build, since this word only grows, too.
+    if (task.signal >= 0 && block + 1 == task.count && element(c, 0, block, 16) == 0)
+      ptx::red_relaxed_add(c.p.counters + task.signal * COUNTER_STRIDE + 1, 1);
   }
 }
 
@@ -1493,11 +1544,11 @@ __device__ __forceinline__ void product(Context& c, const Task& task) {
   product_of_x(c, task, best);
   if (task.op != OP_HEAD) return;
   // The best token of this task's vocabulary rows: lanes of a warp, then warps.
-  best = best_of_lanes(best, ROWS);
-  if (c.lane < ROWS) c.s.best[c.warp][c.lane] = best;
+  best = best_of_lanes(best, MOST_ROWS);
+  if (c.lane < MOST_ROWS) c.s.best[c.warp][c.lane] = best;
   if (task.index == 0 && c.thread == 0) c.p.control[0] = ptx::ld_relaxed_host(c.p.progress + 1);
   consumers_sync();  // candidates of the eight warps
-  if (c.thread < c.p.rows) {
+  if (c.thread < rows_in_use(c.p)) {
     ROLL for (int w = 0; w < CONSUMERS; w++)
         best.offer(c.s.best[w][c.thread].value, c.s.best[w][c.thread].token);
     c.p.best_values[task.index * ROWS + c.thread] = best.value;
@@ -1545,9 +1596,9 @@ __device__ __noinline__ uint4 patch_tile(uint4 a, int key, KeyRange range, NewKe
 __device__ __forceinline__ void attention(Context& c, const Task& task) {
   uint2 q[DIM_TILES];
   uint32_t own_k[2 * DIM_TILES] = {}, own_v = 0;  // this lane's part of the row's own key and value
-  const int rows = (int)c.p.rows;
+  const int rows = rows_in_use(c.p);
   int i = task.first;
-  AttentionItem item;
+  AttentionItem item = {};
   auto find_item = [&](int first_row) {
     item.row = -1;
     if (first_row < rows) item = attention_item(c.s, rows, c.step, task.window, i);
@@ -1594,14 +1645,12 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     auto wait_stages = [&] {
       RingPosition at = c.ring;
       bool landed = true;  // mostly: the looks at all of them overlap
-      UNROLL for (int k = 0; k < CHUNK_PAGES * RUN_STAGES; k++, at.advance()) {
-        if (k < n_stages) landed &= ptx::mbar_try_wait(&c.s.full[at.slot], at.phase);
-        if (TRACE && landed && k < n_stages && c.thread == 0) stamp_stage(c, c.stage + k, 2);
-      }
-      if (landed) return;
+      UNROLL for (int k = 0; k < CHUNK_PAGES * RUN_STAGES; k++, at.advance()) if (k < n_stages)
+          landed &= ptx::mbar_try_wait(&c.s.full[at.slot], at.phase);
+      if (landed && !TRACE) return;
       at = c.ring;
       ROLL for (int k = 0; k < n_stages; k++, at.advance()) {
-        wait_barrier(c, &c.s.full[at.slot], at.phase, WAIT_FULL, at.slot);
+        wait_barrier(c, &c.s.full[at.slot], at.phase);
         if (TRACE && c.thread == 0) stamp_stage(c, c.stage + k, 2);
       }
     };
@@ -1737,7 +1786,7 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
 __device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int kind, int step) {
   const Shared& s = *(Shared*)ptx::shared_memory();
   const Params& p = s.params;
-  const int n_units = (int)p.rows * N_KV_HEADS;
+  const int n_units = rows_in_use(p) * N_KV_HEADS;
   ROLL for (int unit = count - 1 - first; unit < n_units; unit += count) {
     const int row = unit / N_KV_HEADS, head = unit % N_KV_HEADS;
     const int position = s.positions[row] + step, key = position % PAGE;
@@ -1789,11 +1838,12 @@ __device__ __forceinline__ float largest(const float2* ml, int n_chunks, int fir
 }
 
 // This warp's sums over the chunks warp, warp + 8, ...: of l, and of this lane's output. SIDE of
-// the values are asked for at once: 8K of context have eight, and in a long one it matters how many
-// are on their way.
+// the values are asked for at once: 8K of context have eight, which is all of them, and in a long
+// one it matters how many are on their way.
+constexpr int SHORT_LIST = 8, LONG_LIST = 64;
 template <int SIDE>
 __device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
-  constexpr int STRIDE = COLUMNS * HEAD_DIM;
+  constexpr int STRIDE = COLUMNS * HEAD_DIM, SETS = (SIDE + 31) / 32;
   const float* values = u.values + c.warp * STRIDE;
   const int n = (u.n_chunks - c.warp + CONSUMERS - 1) / CONSUMERS;
   float2* weights = (float2*)c.s.weight[c.warp];  // of 32 chunks of this warp; and times their l
@@ -1801,22 +1851,26 @@ __device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
   ROLL for (int k = 0; k == 0 || k < n; k += SIDE, values += SIDE * CONSUMERS * STRIDE) {
     float v[SIDE];
     UNROLL for (int i = 0; i < SIDE; i++) v[i] = k + i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
-    float2 own = {negative_infinity(), 0.0f};
-    if (k % 32 == 0 && k + c.lane < n) own = u.ml[(c.warp + (k + c.lane) * CONSUMERS) * COLUMNS];
+    float2 own[SETS];  // maximum and sum of this lane's chunk of each 32
+    UNROLL for (int set = 0; set < SETS; set++) {
+      const int chunk = k + set * 32 + c.lane;
+      own[set] = float2{negative_infinity(), 0.0f};
+      if (chunk < n) own[set] = u.ml[(c.warp + chunk * CONSUMERS) * COLUMNS];
+    }
     if (k == 0) {
       m = largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32);
       if (c.lane == 0) c.s.tops[c.warp][0] = m;
       consumers_sync();  // maxima of all warps
       UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
     }
-    if (k % 32 == 0) {
-      const float weight = exp2_(own.x - m);
-      __syncwarp();  // the last 32 have been read
-      weights[c.lane] = float2{weight, own.y * weight};
-      __syncwarp();  // weights of all lanes
-    }
     UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last chunk weight and addend are 0
-      const float2 w = weights[k % 32 + i];
+      if (i % 32 == 0) {
+        const float weight = exp2_(own[i / 32].x - m);
+        __syncwarp();  // the last 32 have been read
+        weights[c.lane] = float2{weight, own[i / 32].y * weight};
+        __syncwarp();  // weights of all lanes
+      }
+      const float2 w = weights[i % 32];
       l = l + w.y;
       o = o + v[i] * w.x;
     }
@@ -1825,13 +1879,14 @@ __device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
 }
 
 __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
-  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
+  const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     const MergeUnit u = merge_unit(unit, task.window, c.step);
-    const float2 own = u.n_chunks <= 8 * CONSUMERS ? merge_list<8>(c, u) : merge_list<32>(c, u);
+    const float2 own = u.n_chunks <= SHORT_LIST * CONSUMERS ? merge_list<SHORT_LIST>(c, u)
+                                                            : merge_list<LONG_LIST>(c, u);
     float l = own.x, o = own.y;
     c.buffer ^= 1;
-    float (*sums)[16 * ROWS] = c.s.partial[c.buffer];
+    float (*sums)[PARTIALS] = c.s.partial[c.buffer];
     sums[c.warp][c.lane] = o;
     if (c.lane == 0) sums[c.warp][32] = l;
     consumers_sync();  // sums of all warps
@@ -1850,7 +1905,7 @@ __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task)
 
 __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
   constexpr int LISTS = 8, PANEL = 32;
-  const int n_units = (int)c.p.rows * (Q_WIDTH / 32);
+  const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     MergeUnit u = merge_unit(unit, task.window, c.step);
     float list_o[LISTS] = {}, list_l = 0.0f, m = 0.0f;  // lane w has the l of list w
@@ -1888,6 +1943,10 @@ __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
 // (Flag.RELEASE).
 __device__ void helper(Context& c, int begin, int end) {
   uint32_t phase = 0;
+  // Rows that are not in use keep no logits of long ago: after 2^32 layers versions come again.
+  if (blockIdx.x == 0)
+    ROLL for (int i = rows_in_use(c.p) * N_EXPERTS + c.lane; i < ROWS * N_EXPERTS; i += 32)
+        c.p.router_logits[i] = (uint64_t)version(c, -1) << 32;
   ROLL for (c.step = 0; c.step < c.p.n_steps; c.step++) {
     int routed_layer = -1;
     Task next = c.p.tasks[begin];
@@ -1896,11 +1955,12 @@ __device__ void helper(Context& c, int begin, int end) {
       if (c.task + 1 < end) next = c.p.tasks[c.task + 1];
       const bool routed = task.op == OP_GATE_UP || task.op == OP_DOWN;
       const bool dense = task.flags & FLAG_DENSE;
-      if (task.op == OP_MERGE ? consumers_merge(c.p) : !routed || task.layer == routed_layer)
-        continue;
+      if (task.op == OP_MERGE ? CONSUMERS_MERGE : !routed || task.layer == routed_layer) continue;
       if (routed) {
-        wait_barrier(c, &c.s.route_empty, phase ^ 1, WAIT_ROUTE, task.layer);
+        wait_barrier(c, &c.s.route_empty, phase ^ 1);
         clear_scores(c);
+        // One row takes TOP_K experts, whichever they are: no need to know them.
+        if (MOST_ROWS == 1 && task.op == OP_GATE_UP) share_gate_up(c, task, dense ? 1 : TOP_K);
       }
       if (TRACE && !routed && c.lane == 0) c.p.trace[(long long)c.task * 4] = ptx::now_ns();
       if (c.lane == 0 && !routed && task.wait >= 0) wait_counter(c, task.wait, task.wait_count);
@@ -1909,7 +1969,7 @@ __device__ void helper(Context& c, int begin, int end) {
       if (c.stopped) return;
       if (!routed) {
         if (TRACE && c.lane == 0) c.p.trace[(long long)c.task * 4 + 1] = ptx::now_ns();
-        merge_by_helper(c, task);
+        if constexpr (!CONSUMERS_MERGE) merge_by_helper(c, task);
         __syncwarp();  // outputs of all lanes
         if (c.lane == 0) {
           if (task.signal >= 0)
@@ -1919,21 +1979,24 @@ __device__ void helper(Context& c, int begin, int end) {
         continue;
       }
       routed_layer = task.layer;
-      if (dense) {
-        if (c.lane < ROWS) c.s.route.score[0][c.lane] = 1.0f;
-        if (c.lane == 0) {
-          c.s.route.expert[0] = 0;
-          c.s.route.n_active = 1;
-        }
-      } else {
-        find_experts(c, task.layer);
+      Picks picks;
+      if (!dense) {
+        picks = find_experts(c, task.layer);
         if (c.stopped) return;
+      } else if (c.lane == 0) {
+        c.s.route.expert[0] = 0;
+        c.s.route.n_active = 1;
       }
       __syncwarp();  // n_active
-      if (task.op == OP_GATE_UP) share_gate_up(c, task);
-      if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
+      if (MOST_ROWS > 1 && task.op == OP_GATE_UP) share_gate_up(c, task, c.s.route.n_active);
       warp_arrive(c, &c.s.route_full);
       phase ^= 1;
+      if (!dense)
+        finish_scores(c, picks);
+      else if (c.lane < MOST_ROWS)
+        c.s.route.score[0][c.lane] = 1.0f;
+      warp_arrive(c, &c.s.route_scored);
+      if (c.lane == 0 && blockIdx.x == 0) c.p.active_experts[task.layer] += c.s.route.n_active;
       // Only now, with time to spare: who wrote the logits has also seen all keys that the step
       // before appended. The loader, which waits for the next route, may copy them after it.
       if (c.lane == 0 && task.route_wait >= 0) wait_counter(c, task.route_wait, task.route_count);
@@ -1946,10 +2009,9 @@ __device__ void helper(Context& c, int begin, int end) {
 // x <- embedding of the row's token, gathered from the packed head (the two are tied).
 __device__ __forceinline__ void embed(Context& c, const Task& task) {
   const uint16_t* tiles = (const uint16_t*)c.p.weights;
-  ROLL for (int i = c.thread; i < ROWS * task.count * 16; i += CONSUMERS * 32) {
+  ROLL for (int i = c.thread; i < rows_in_use(c.p) * task.count * 16; i += CONSUMERS * 32) {
     const int row = i / (task.count * 16), k = task.first * 16 + i % (task.count * 16);
     make_absent(x_of(c, 1) + row * HIDDEN + k);
-    if (row >= c.p.rows) continue;
     const int token = c.s.tokens[row];
     const long long tile = task.weights + (long long)(token >> 4) * HIDDEN_TILES + (k >> 4);
     const float value = bf16_to_float(tiles[tile * 256 + a_order(token & 15, k & 15)]);
@@ -1960,7 +2022,7 @@ __device__ __forceinline__ void embed(Context& c, const Task& task) {
 // The next token of every row, and whether this was the last step. Every SM finds out for itself;
 // the first also tells the host.
 __device__ __forceinline__ bool sample(Context& c, const Task& task) {
-  ROLL for (int row = c.warp; row < c.p.rows; row += CONSUMERS) {
+  ROLL for (int row = c.warp; row < rows_in_use(c.p); row += CONSUMERS) {
     Best best = {negative_infinity(), 0x7fffffff};
     ROLL for (int i = c.lane; i < task.index; i += 32)
         best.offer(c.p.best_values[i * ROWS + row], c.p.best_tokens[i * ROWS + row]);
@@ -1975,7 +2037,7 @@ __device__ __forceinline__ bool sample(Context& c, const Task& task) {
   }
   consumers_sync();  // tokens of all rows
   int n_stopped = 0;
-  ROLL for (int row = 0; row < c.p.rows; row++) n_stopped += c.s.row_stopped[row];
+  ROLL for (int row = 0; row < rows_in_use(c.p); row++) n_stopped += c.s.row_stopped[row];
   // A logit that is not finite: every HEAD has reported before any SAMPLE, so all SMs see it.
   const bool lost = ptx::ld_relaxed(c.p.status) == NOT_FINITE;
   const bool ended = c.step + 1 == c.p.n_steps || lost || c.p.control[0] != 0 ||
@@ -2001,30 +2063,32 @@ __device__ void waiter(Context& c, int begin, int end) {
   ROLL for (c.step = 0;; c.step++) {
     int routed_layer = -1;
     ROLL for (c.task = begin; c.task < end; c.task++) {
-      const bool skip = __shfl_sync(ALL, word, 0) == OP_MERGE && !consumers_merge(c.p);
+      const bool skip = __shfl_sync(ALL, word, 0) == OP_MERGE && !CONSUMERS_MERGE;
       const int next = c.task + 1 < end ? c.task + 1 : begin;
       const int now = word;
       if (c.lane < WORDS) word = words[next * WORDS + c.lane];
       if (skip) continue;  // the helper's
       Task& task = c.s.tasks[at.slot];
-      if (!wait_record(c, &c.s.free[at.slot], at.phase ^ 1, at.slot)) return;
+      if (!wait_record(c, &c.s.free[at.slot], at.phase ^ 1)) return;
       if (c.lane < WORDS) ((int*)&task)[c.lane] = now;
       if (c.lane == 0) c.s.records[at.slot] = c.task;
       __syncwarp();  // the whole record
       if ((task.op == OP_GATE_UP || task.op == OP_DOWN) && task.layer != routed_layer) {
-        wait_barrier(c, &c.s.route_full, route_phase, WAIT_ROUTE, task.layer);
+        wait_barrier(c, &c.s.route_full, route_phase);
         routed_layer = task.layer;
         route_phase ^= 1;
       }
+      if (task.op == OP_DOWN)  // of the layer that has been routed last
+        wait_barrier(c, &c.s.route_scored, route_phase ^ 1);
       if (c.lane == 0 && task.wait >= 0)
-        wait_counter(c, task.wait, task.wait_count, 1, reads_early(c.p, task));
+        wait_counter(c, task.wait, task.wait_count, 1, READ_EARLY && task.flags & FLAG_EARLY);
       c.stopped = __ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0;
       if (c.stopped && c.lane == 0) task.op = OP_STOP;
       warp_arrive(c, &c.s.ready[at.slot]);
       if (c.stopped) return;
       if (c.task + 1 == end && task.op != OP_SAMPLE) return;  // a part of a step
       if (c.task + 1 == end) {  // the consumers decide whether there is another step
-        if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
+        if (!wait_record(c, &c.s.done[at.slot], at.phase)) return;
         if (look(c.s.ended)) return;
       }
       at.advance();
@@ -2046,7 +2110,7 @@ __device__ void consumer(Context& c, int begin, int end) {
     uint64_t* ready = &c.s.ready[at.slot];
     const bool hold_back = c.thread == 0 && (HOLD_BACK_AFTER >> last_op & 1);
     if (hold_back && !ptx::mbar_try_wait(ready, at.phase)) set(c.s.waiting, 1);
-    if (!wait_record(c, ready, at.phase, at.slot)) return;
+    if (!wait_record(c, ready, at.phase)) return;
     if (hold_back) set(c.s.waiting, 0);
     const Task task = c.s.tasks[at.slot];
     c.task = c.s.records[at.slot];
@@ -2060,7 +2124,9 @@ __device__ void consumer(Context& c, int begin, int end) {
     switch (task.op) {
       case OP_EMBED: embed(c, task); break;
       case OP_ATTENTION: attention(c, task); break;
-      case OP_MERGE: merge_by_consumers(c, task); break;
+      case OP_MERGE:
+        if constexpr (CONSUMERS_MERGE) merge_by_consumers(c, task);
+        break;
       case OP_SAMPLE:
         ended = sample(c, task);
         c.step++;
@@ -2082,15 +2148,11 @@ __device__ void consumer(Context& c, int begin, int end) {
 __device__ void signaller(Context& c, int end) {
   TaskPosition at;
   ROLL for (;; at.advance()) {
-    if (!wait_record(c, &c.s.ready[at.slot], at.phase, at.slot)) return;
+    if (!wait_record(c, &c.s.ready[at.slot], at.phase)) return;
     const int op = c.s.tasks[at.slot].op, signal = c.s.tasks[at.slot].signal;
     if (op == OP_STOP) return;
-    if (!wait_record(c, &c.s.done[at.slot], at.phase, at.slot)) return;
-    if (c.lane == 0 && signal >= 0) {
-      if (op == OP_DOWN)  // announces x; in every launch, since this word only grows, too
-        ptx::red_relaxed_add(c.p.counters + signal * COUNTER_STRIDE + 1, 1);
-      ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
-    }
+    if (!wait_record(c, &c.s.done[at.slot], at.phase)) return;
+    if (c.lane == 0 && signal >= 0) ptx::red_release_add(c.p.counters + signal * COUNTER_STRIDE, 1);
     const bool last = c.s.records[at.slot] + 1 == end;
     warp_arrive(c, &c.s.free[at.slot]);
     if (op == OP_SAMPLE ? look(c.s.ended) : last) return;
@@ -2114,13 +2176,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
       ptx::mbar_init(&s.free[i], WARP);
     }
     ptx::mbar_init(&s.route_full, WARP);
+    ptx::mbar_init(&s.route_scored, WARP);
     ptx::mbar_init(&s.route_empty, (CONSUMERS + 1) * WARP);
     s.waiting = s.ended = s.gave_up = 0;
     ptx::mbar_fence_init();
   }
   if (thread < (int)(sizeof(Params) / 8))
     ((uint64_t*)&s.params)[thread] = ((const uint64_t*)&p)[thread];
-  if (thread < ROWS) {
+  if (thread < MOST_ROWS) {
     s.tokens[thread] = thread < p.rows ? p.tokens[thread] : 0;
     s.positions[thread] = thread < p.rows ? p.positions[thread] : 0;
     s.earlier[thread] = thread < p.rows ? p.earlier[thread] : 0;

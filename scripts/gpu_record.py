@@ -96,7 +96,8 @@ from mkref.config import NORTH_MINI_CODE, NorthConfig
 from mkref.machine.source import Ring, kernel_source
 from mkref.paths import models_root
 for config in (NORTH_MINI_CODE, NorthConfig.load(models_root() / "nano")):
-    sys.stdout.write(kernel_source(config, Ring(5, 64)) + chr(0))
+    for most_rows in (1, 2, 4, 8):
+        sys.stdout.write(kernel_source(config, Ring(5, 64), 8, most_rows) + chr(0))
 """
 ARCHITECTURE = "sm_90a"
 

@@ -74,17 +74,18 @@ def test_killed_and_started_again(
     assert "> " in capsys.readouterr().out
 
 
-def test_nobody_waits_for_the_sampler(
+def test_nobody_waits_for_a_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """It is built before the address is told, though nobody may ever draw."""
+    """All is built before the address is told, for any number of rows, and for who draws."""
     cache = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("MKREF_CACHE", str(cache))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
     with serving(port):
-        assert list(cache.rglob("sampler*"))
+        assert list(cache.rglob("sampler*.so"))
+        assert 4 == len(list(cache.rglob("megakernel*.so")))
 
 
 def test_nobody_listens(

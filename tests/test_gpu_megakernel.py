@@ -76,6 +76,22 @@ def test_gpu_runs_are_equal() -> None:
     assert first.bits(1) == eight.bits(2) == eight.bits(5)
 
 
+def test_gpu_builds_take_turns() -> None:
+    """Each number of rows has its build of the kernel; all work on the same buffers."""
+    _, weights = small_model()
+    logits: dict[str, list[bytes]] = {"cuda": [], "host": []}
+    for machine, n_sm in ((CudaMachine(), device_sms()), (HostMachine(), 2)):
+        plan = build_plan(weights.config, n_sm, full_pages=16, sliding_pages=16)
+        machine.load(plan, weights, 128)
+        table = np.arange(16, dtype=np.int32).reshape(1, 8, 2).repeat(2, axis=0)
+        for step, rows in enumerate((8, 1, 2, 3, 1, 5, 2, 8)):
+            at = np.full(rows, step, np.int32)
+            tokens = np.arange(rows, dtype=np.int32) * 61 + step
+            machine.step(StepInputs(tokens, at, table[:, :rows]))
+            logits[machine.name].append(machine.logits(rows).tobytes())
+    assert logits["host"] == logits["cuda"]
+
+
 def test_gpu_samples_like_cpu() -> None:
     """With a temperature, the tokens depend on seed and position only, and are those of the CPU."""
     _, weights = small_model()

@@ -56,8 +56,9 @@ def different_buffers(
 
 @pytest.mark.parametrize("ring", [HOST_RING, Ring(2, 8)], ids=["whole chunks", "keys first"])
 def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
-    """Eight rows, then five; lengths at edges of pages and chunks; poison stays where it was. A
-    ring that does not hold a chunk takes its keys, then its values.
+    """Eight rows, then fewer and more, each with the build for so many; lengths at edges of pages
+    and chunks; poison stays where it was. A ring that does not hold a chunk takes its keys, then
+    its values.
     """
     rng = np.random.default_rng(1)
     table = np.stack([rng.permutation(72 + 2 * kind)[:72].reshape(8, 9) for kind in (0, 1)])
@@ -69,17 +70,17 @@ def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
             np.array([0, 0.5, 1, 0, 2, 0, 1, 1][:rows], dtype=np.float32),
             np.arange(rows).astype(np.uint64) + (1 << 40),
         )
-        for step, rows in enumerate((8, 5))
+        for step, rows in enumerate((8, 1, 2, 5, 3))
     ]
     assert different_buffers(small_config(), steps, (72, 74), HostMachine(ring=ring)) <= OF_THE_PLAN
 
 
-@pytest.mark.parametrize("positions", [[9000], [36863], [9000, 511]])
+@pytest.mark.parametrize("positions", [[9000], [69000], [9000, 511]])
 def test_long_rows(positions: list[int]) -> None:
-    """More than 64 chunks, more than 256: MERGE takes them in several goes, by the consumers where
+    """More than 64 chunks, more than 512: MERGE takes them in several goes, by the consumers where
     there is one row, by the helper where there are two. The same few pages, again and again.
     """
-    config = small_config(max_position_embeddings=36864)
+    config = small_config(max_position_embeddings=69632)
     pages = max(positions) // PAGE + 1
     table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
     inputs = StepInputs(

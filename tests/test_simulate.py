@@ -274,7 +274,7 @@ def test_switches_are_those_of_the_kernel() -> None:
     assert now.early_rows == int(constant("EARLY_ROWS"))
     assert now.in_flight_waiting == int(constant("IN_FLIGHT_WAITING"))
     assert TASK_SLOTS == int(constant("TASK_SLOTS"))
-    few, batch = (int(constant(name).split("<")[0]) for name in ("IN_FLIGHT", "IN_FLIGHT_BATCH"))
+    few, batch = (int(constant(f"IN_FLIGHT_{name}")) for name in ("FEW", "BATCH"))
     assert (few, batch) == (now.most_in_flight(4, 9)[0], now.most_in_flight(5, 9)[0])
     held = re.findall(r"OP_(\w+)", constant("HOLD_BACK_AFTER"))
     assert {op.name for op in now.hold_back_after} == set(held)

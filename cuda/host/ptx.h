@@ -68,6 +68,14 @@ HOST_RUNTIME inline unsigned char* shared_memory() {
   return host::current->block->shared;
 }
 
+// A place in it as one word.
+HOST_RUNTIME inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(p) - shared_memory());
+}
+HOST_RUNTIME inline void* shared_pointer(uint32_t address) {
+  return shared_memory() + address;
+}
+
 // Arrivals that `copy_async` makes on the mbarrier of a stage.
 constexpr int FULL_ARRIVALS = 1;
 

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         engine = _engine(options)
         configure_logs(level=options.log_level)
         with engine:
-            engine.machine.build_sampler()  # else the first client who draws waits for it
+            engine.machine.get_ready()  # else a client waits for a compiler
             service = Service(engine, max_queue=options.max_queue)
             app = create_app(service, settings)
             host, port = listening.getsockname()[:2]

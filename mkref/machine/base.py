@@ -8,6 +8,7 @@ those.
 from __future__ import annotations
 
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from mkref.machine.inputs import StepInputs, check_launch, check_stops
 from mkref.machine.interface import Machine
 from mkref.machine.launch import KernelLaunch, Launch
 from mkref.machine.sampler import Sampler
+from mkref.machine.source import build_rows
 from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
@@ -71,9 +73,9 @@ class KernelMachine(Machine):
     """Buffers and status of a machine that runs the CUDA kernel.
 
     A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build`,
-    `begin`, `begin_draw` and `wait` to run the kernels. One that has a GPU also overrides
-    `allocate_shared`, `send` and `status`, so that a launch costs the host one copy there and one
-    back.
+    `build_for`, `build_sampler`, `begin`, `begin_draw` and `wait` to run the kernels. One that has
+    a GPU also overrides `allocate_shared`, `send` and `status`, so that a launch costs the host one
+    copy there and one back.
     """
 
     timeout_s: float = 2.0
@@ -99,7 +101,23 @@ class KernelMachine(Machine):
 
     @abstractmethod
     def build(self, plan: Plan) -> None:
-        """Compile and load the kernel for the plan's geometry."""
+        """Get ready for a plan. Nothing is compiled before a step needs it."""
+
+    @abstractmethod
+    def build_for(self, rows: int) -> Any:
+        """The kernel for steps of so many rows; compiled when it is first asked for."""
+
+    @abstractmethod
+    def build_sampler(self) -> None:
+        """Compile the sampler, or load what was compiled before."""
+
+    def get_ready(self) -> None:
+        """See `Machine.get_ready`; compilers run side by side."""
+        sizes = sorted({build_rows(rows + 1) for rows in range(self.plan.rows)})
+        with ThreadPoolExecutor() as pool:
+            builds = [pool.submit(self.build_for, size) for size in sizes]
+            for build in (pool.submit(self.build_sampler), *builds):
+                build.result()
 
     @abstractmethod
     def begin(self, params: np.ndarray) -> None:

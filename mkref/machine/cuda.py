@@ -11,10 +11,11 @@ decide what runs.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,14 @@ from mkref.machine.base import KernelMachine
 from mkref.machine.cache import cached
 from mkref.machine.nvrtc import OPTIONS, architecture, compile_cubin
 from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
-from mkref.machine.source import THREADS, Ring, kernel_source, ring_for, shared_bytes
+from mkref.machine.source import (
+    THREADS,
+    Ring,
+    build_rows,
+    kernel_source,
+    ring_for,
+    shared_bytes,
+)
 from mkref.plan.buffers import STATUS_WORDS
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ DRAW_BLOCKS = (16, 128)
 POLL_S = 20e-6
 """Pause between two looks at the progress; the system makes about 80 us of it."""
 
-__all__ = ["CudaMachine", "device_sms", "import_cupy", "why_no_gpu"]
+__all__ = ["Build", "CudaMachine", "device_sms", "import_cupy", "why_no_gpu"]
 
 
 def import_cupy() -> ModuleType:
@@ -84,6 +92,14 @@ def device_sms() -> int:
     return int(import_cupy().cuda.Device().attributes["MultiProcessorCount"])
 
 
+class Build(NamedTuple):
+    """Machine code for some number of rows, and the shared memory of its blocks."""
+
+    kernel: Any
+    block_bytes: int
+    ring: Ring
+
+
 class CudaMachine(KernelMachine):
     """Runs `cuda/megakernel.cu` on the current GPU.
 
@@ -109,9 +125,9 @@ class CudaMachine(KernelMachine):
         super().__init__(trace=trace)
         self.cupy = import_cupy()
         self.ring, self.checked = ring, checked
-        self.ring_in_use: Ring | None = None
-        self.kernel: Any = None
-        self.block_bytes = 0
+        self.ring_in_use: Ring | None = None  # of the last launch
+        self._builds: dict[int, Build] = {}  # by `build_rows`
+        self._source: Callable[..., str] = kernel_source
         self.draw_blocks = 0  # of a row; 0: as many as are good
         self._draw_kernels: dict[str, Any] = {}
         self._stream: Any = None
@@ -119,30 +135,31 @@ class CudaMachine(KernelMachine):
         self._status = np.zeros(0, np.uint8)  # pinned
 
     def build(self, plan: Plan) -> None:
-        """Compile for this GPU, or take the machine code from the cache."""
-        cupy = self.cupy
-        attributes = cupy.cuda.Device().attributes
-        if plan.n_sm > attributes["MultiProcessorCount"]:
+        """Check that the plan fits; machine code is made when a step first needs it."""
+        n_sm = self.cupy.cuda.Device().attributes["MultiProcessorCount"]
+        if plan.n_sm > n_sm:
             raise MachineError(
-                f"n_sm: the plan has {plan.n_sm} SMs, "
-                f"this GPU has {attributes['MultiProcessorCount']}; "
+                f"n_sm: the plan has {plan.n_sm} SMs, this GPU has {n_sm}; "
                 "all blocks of the kernel must be resident at once"
             )
-        ring = self.ring or ring_for(
-            plan.config, attributes["MaxSharedMemoryPerBlockOptin"], plan.rows
-        )
-        self.ring_in_use = ring
-        source = kernel_source(
-            plan.config,
-            ring,
-            plan.rows,
-            trace=self.trace,
-            checked=self.checked,
-        )
-        self.kernel = self._module("megakernel", source).get_function("megakernel")
-        self.block_bytes = shared_bytes(plan.config, ring, plan.rows)
-        self.kernel.max_dynamic_shared_size_bytes = self.block_bytes
+        self._builds, self._source = {}, kernel_source
         self._status = self.allocate_shared(STATUS_WORDS * 4)
+
+    def build_for(self, rows: int) -> Build:
+        """The build that runs `rows` rows: compiled for this GPU, or out of the cache."""
+        most_rows = build_rows(rows)
+        if most_rows not in self._builds:
+            plan = self.plan
+            room = self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+            ring = self.ring or ring_for(plan.config, room, most_rows)
+            source = self._source(
+                plan.config, ring, plan.rows, most_rows, trace=self.trace, checked=self.checked
+            )
+            kernel = self._module("megakernel", source).get_function("megakernel")
+            block_bytes = shared_bytes(plan.config, ring, most_rows)
+            kernel.max_dynamic_shared_size_bytes = block_bytes
+            self._builds[most_rows] = Build(kernel, block_bytes, ring)
+        return self._builds[most_rows]
 
     def _module(self, name: str, source: str) -> Any:
         """Machine code of a source, compiled for this GPU or out of the cache."""
@@ -160,7 +177,9 @@ class CudaMachine(KernelMachine):
         """Queue the kernel and, behind it, the copy of its status."""
         self._stream = self.cupy.cuda.get_current_stream()
         self._n_steps = int(params["n_steps"][0])
-        self.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=self.block_bytes)
+        build = self.build_for(int(params["rows"][0]))
+        self.ring_in_use = build.ring
+        build.kernel((self.plan.n_sm,), (THREADS,), (params,), shared_mem=build.block_bytes)
         if self.draws:
             return  # the sampler tells, so that no copy stands between two steps
         self._copy(self._status.ctypes.data, self.address(self.buffers["status"]), STATUS_WORDS * 4)
@@ -171,9 +190,10 @@ class CudaMachine(KernelMachine):
             return
         module = self._module("sampler", sampler_source())
         names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
-        self._draw_kernels = {name: module.get_function(name) for name in names}
-        for kernel in self._draw_kernels.values():
+        kernels = {name: module.get_function(name) for name in names}
+        for kernel in kernels.values():
             kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+        self._draw_kernels = kernels
 
     def begin_draw(self, sampler: Sampler, step: int) -> None:
         """Queue the sampler's kernels behind the kernel; each row gets its share of the SMs."""
@@ -262,6 +282,6 @@ class CudaMachine(KernelMachine):
     def close(self) -> None:
         """Give device memory back to the driver."""
         super().close()
-        self.kernel = None
+        self._builds = {}
         self._draw_kernels = {}
         self.cupy.get_default_memory_pool().free_all_blocks()

@@ -5,6 +5,7 @@ It emulates; it does not simulate time. See `mkref.machine.hostcc` for how the s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from mkref.errors import MkrefError
 from mkref.machine.base import KernelMachine
 from mkref.machine.hostcc import HostModule, build
 from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
-from mkref.machine.source import THREADS, Ring, kernel_source, shared_bytes
+from mkref.machine.source import THREADS, Ring, build_rows, kernel_source, shared_bytes
 from mkref.plan.buffers import Buffer
 
 if TYPE_CHECKING:
@@ -52,17 +53,25 @@ class HostMachine(KernelMachine):
     ) -> None:
         super().__init__(trace=trace)
         self.ring, self.workers, self.seed = ring, workers, seed
-        self.module: HostModule | None = None
-        self.kernel: Any = None
+        self._kernels: dict[int, Any] = {}  # by `build_rows`
+        self._source: Callable[..., str] = kernel_source
         self._draw_module: HostModule | None = None
         self._over: Event | None = None
         self._failure: MkrefError | None = None
 
     def build(self, plan: Plan) -> None:
-        """Compile with the system compiler, or take the library from the cache."""
-        source = kernel_source(plan.config, self.ring, plan.rows, trace=self.trace)
-        self.module = build(source, name="megakernel")
-        self.kernel = self.module.get_function("megakernel")
+        """Forget other plans; a library is made when a step first needs it."""
+        self._kernels, self._source = {}, kernel_source
+
+    def build_for(self, rows: int) -> Any:
+        """The kernel that runs `rows` rows: from the system's compiler, or out of the cache."""
+        most_rows = build_rows(rows)
+        if most_rows not in self._kernels:
+            plan = self.plan
+            source = self._source(plan.config, self.ring, plan.rows, most_rows, trace=self.trace)
+            module = build(source, name="megakernel")
+            self._kernels[most_rows] = module.get_function("megakernel")
+        return self._kernels[most_rows]
 
     def begin(self, params: np.ndarray) -> None:
         """Run a single step at once; several in a thread, so that their tokens can be read."""
@@ -111,11 +120,12 @@ class HostMachine(KernelMachine):
 
     def launch(self, params: np.ndarray) -> None:
         """Run the grid on the worker threads, to its end."""
-        self.kernel(
+        rows = int(params["rows"][0])
+        self.build_for(rows)(
             (self.plan.n_sm,),
             (THREADS,),
             (params[0],),
-            shared_mem=shared_bytes(self.plan.config, self.ring, self.plan.rows),
+            shared_mem=shared_bytes(self.plan.config, self.ring, build_rows(rows)),
             workers=self.workers,
             seed=self.seed + self.steps if self.seed else 0,
             timeout_s=2 * self.timeout_s * int(params["n_steps"][0]),

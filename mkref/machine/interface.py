@@ -145,8 +145,10 @@ class Machine(ABC):
         """
         return None
 
-    def build_sampler(self) -> None:  # noqa: B027 - a machine that draws in NumPy builds nothing
-        """Build now what the first token drawn with a `Draw` would wait for."""
+    def get_ready(self) -> None:  # noqa: B027 - a machine that compiles nothing is ready
+        """Compile now what a later step would wait for: for any number of rows, with a `Draw` or
+        without.
+        """
 
     def close(self) -> None:  # noqa: B027 - a machine without memory of its own has nothing to do
         """Give memory back."""

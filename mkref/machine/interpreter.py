@@ -50,6 +50,12 @@ class InterpreterMachine(KernelMachine):
     def build(self, plan: Plan) -> None:
         """Nothing to compile; the interpreter is made when the buffers are there (`load`)."""
 
+    def build_for(self, rows: int) -> None:
+        """Nothing to compile."""
+
+    def build_sampler(self) -> None:
+        """Nothing to compile."""
+
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
         """Allocate and poison the buffers, decode the tasks."""
         super().load(plan, weights, max_context)

@@ -21,7 +21,7 @@ from mkref.reference.scalars import score_scale
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["THREADS", "Ring", "kernel_source", "ring_for", "shared_bytes"]
+__all__ = ["THREADS", "Ring", "build_rows", "kernel_source", "ring_for", "shared_bytes"]
 
 CONSUMERS = 8
 """Consumer warps of one block."""
@@ -39,28 +39,40 @@ class Ring:
     stage_tiles: int
 
 
-def shared_bytes(config: NorthConfig, ring: Ring, rows: int = ROWS) -> int:
-    """Dynamic shared memory of one block; the kernel asserts that its struct fits."""
+def build_rows(rows: int) -> int:
+    """Most rows of the build of the kernel that runs a step of `rows` rows: a power of two.
+
+    A build for few rows needs less shared memory and fewer instructions. All give the same bits.
+    """
+    return 1 << (rows - 1).bit_length()
+
+
+def shared_bytes(config: NorthConfig, ring: Ring, most_rows: int = ROWS) -> int:
+    """Dynamic shared memory of one block of a build; the kernel asserts that its struct fits."""
     stages = ring.stages * (ring.stage_tiles * 512 + 16)
-    activation = config.hidden_size * rows * 2
-    partial = 2 * CONSUMERS * 16 * rows * 4
+    activation = config.hidden_size * most_rows * 2
+    partial = 2 * CONSUMERS * max(16 * most_rows, 64) * 4
     attention = CONSUMERS * (256 + 2 * 8 * 4) + 256  # weights, maxima, sums of a chunk; of a merge
-    route = 4 + 4 * max_active(config, rows) + config.num_experts * rows * 4
-    tasks = TASK_SLOTS * (WORDS * 4 + 4 + 3 * 8)
-    per_row = CONSUMERS * (4 + 8) + 5 * 4  # squares, bests; tokens and the like
-    rope = config.head_dim * 4 * (rows if rows <= ROWS else 1)
+    route = 4 + 4 * max_active(config, most_rows) + -(-config.num_experts // 4) * 16 * most_rows
+    tasks = TASK_SLOTS * (WORDS * 4 + 4 + 3 * 8) + WORDS * 4  # and the loader's
+    per_row = most_rows * (CONSUMERS * (4 + 8) + 5 * 4)  # squares, bests; tokens and the like
+    rope = config.head_dim * 4 * (most_rows if most_rows <= ROWS else 1)
     params = 8 * (len(BUFFERS) + len(SCALARS))
-    total = (
-        rope + stages + activation + partial + attention + route + tasks + per_row * rows + params
-    )
+    total = rope + stages + activation + partial + attention + route + tasks + per_row + params
     return -(-(total + 256) // 128) * 128  # 256: alignment of members, and some words
 
 
 def ring_for(
-    config: NorthConfig, capacity: int, rows: int = ROWS, *, stages: int = 5, stage_tiles: int = 64
+    config: NorthConfig,
+    capacity: int,
+    most_rows: int = ROWS,
+    *,
+    stages: int = 6,
+    stage_tiles: int = 64,
 ) -> Ring:
     """The largest ring of at most `stages` stages that fits into `capacity` bytes of shared memory
-    per block and holds the keys of a chunk of attention.
+    per block, beside what a build for `most_rows` needs, and holds the keys of a chunk of
+    attention.
 
     Raises:
         MachineError: not even two stages of a quarter of the wanted size fit.
@@ -69,7 +81,7 @@ def ring_for(
     for tiles in (stage_tiles, stage_tiles // 2, stage_tiles // 4):
         least = max(2, CHUNK_PAGES * -(-half_page // tiles))
         for n in range(max(stages * stage_tiles // tiles, least), least - 1, -1):
-            if shared_bytes(config, Ring(n, tiles), rows) <= capacity:
+            if shared_bytes(config, Ring(n, tiles), most_rows) <= capacity:
                 return Ring(n, tiles)
     raise MachineError(
         f"shared memory: {capacity} bytes per block cannot hold the activations of hidden size "
@@ -82,7 +94,9 @@ def _float(value: float) -> str:
     return f"{float(np.float32(value)).hex()}f"
 
 
-def _header(config: NorthConfig, ring: Ring, rows: int, switches: dict[str, bool]) -> str:
+def _header(
+    config: NorthConfig, ring: Ring, rows: int, most_rows: int, switches: dict[str, bool]
+) -> str:
     dense = {config.mlp_width(i) for i in range(config.num_hidden_layers) if config.is_dense(i)}
     ints = {
         "N_LAYERS": config.num_hidden_layers,
@@ -97,8 +111,9 @@ def _header(config: NorthConfig, ring: Ring, rows: int, switches: dict[str, bool
         "VOCAB": config.vocab_size,
         "RING_STAGES": ring.stages,
         "STAGE_TILES": ring.stage_tiles,
-        "SHARED_BYTES": shared_bytes(config, ring, rows),
+        "SHARED_BYTES": shared_bytes(config, ring, most_rows),
         "ROWS": rows,
+        "MOST_ROWS": most_rows,
         "PAGE": PAGE,
         "CHUNK_PAGES": CHUNK_PAGES,
         "STOP_IDS": STOP_IDS,
@@ -146,6 +161,7 @@ def kernel_source(
     config: NorthConfig,
     ring: Ring,
     rows: int = ROWS,
+    most_rows: int = 0,
     *,
     trace: bool = False,
     checked: bool = False,
@@ -157,7 +173,8 @@ def kernel_source(
     Args:
         config: geometry.
         ring: shape of the shared-memory ring.
-        rows: rows of a batch, `Plan.rows`.
+        rows: rows that the buffers have places for, `Plan.rows`.
+        most_rows: rows that this build can run, see `build_rows`; 0: all of them.
         trace: stamp every task with the time.
         checked: every thread arrives and waits for itself, so that a race checker can follow.
         run_ahead: False: the loader copies for a task only when the consumers have been given it.
@@ -172,7 +189,7 @@ def kernel_source(
         "DEPENDENT_LAUNCH": dependent_launch,
     }
     return (
-        _header(config, ring, rows, switches)
+        _header(config, ring, rows, most_rows or rows, switches)
         + _TYPES
         + _params()
         + '#line 1 "megakernel.cu"\n'

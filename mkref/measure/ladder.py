@@ -177,7 +177,7 @@ def climb(
                 entry.machine.load(plan, weights, context)
             if isinstance(entry.machine, SplitCuda):
                 entry.launches = len(entry.machine.launches)
-                entry.blocks_per_sm = entry.machine.blocks_per_sm
+                entry.blocks_per_sm = entry.machine.blocks_per_sm(batch)
             if owner is None:
                 owner = entry.machine
                 fill_kv(owner)

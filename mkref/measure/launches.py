@@ -18,7 +18,7 @@ import numpy as np
 from mkref.errors import MachineError
 from mkref.machine import cuda, host
 from mkref.machine.base import PARAMS_DTYPE, KernelMachine
-from mkref.machine.cuda import CudaMachine
+from mkref.machine.cuda import Build, CudaMachine
 from mkref.machine.host import HostMachine
 from mkref.machine.source import THREADS, kernel_source
 from mkref.measure.driver import Driver, Graph, Launch
@@ -41,7 +41,8 @@ Changes = Mapping[str, str]
 
 @contextmanager
 def changed_kernel(changes: Changes, switches: Mapping[str, bool]) -> Iterator[None]:
-    """Kernels that are built within have texts replaced and switches of `kernel_source` set.
+    """Machines that are loaded within have texts of the kernel replaced and switches of
+    `kernel_source` set.
 
     Raises:
         MachineError: the kernel has no such text.
@@ -141,33 +142,41 @@ class SplitCuda(CudaMachine):
         self.driver = Driver()
         self._records: _Records | None = None
         self._queue: list[Launch] = []
+        self._queued: Build | None = None  # what the queue launches
         self._graph: Graph | None = None
         self._recorded = b""
 
     def load(self, plan: Plan, weights: PackedWeights, max_context: int) -> None:
         """As ever, and the records of the launches."""
         super().load(plan, weights, max_context)
-        self._records = records = _Records(self, self.launches)
-        first, stride = int(records.params.ctypes.data), records.params.strides[0]
+        self._records = _Records(self, self.launches)
+        self._queued = None
+
+    def _use(self, build: Build) -> None:
+        """Let the launches be of this build."""
+        assert self._records is not None, "only after load"
+        if build is self._queued:
+            return
+        params = self._records.params
         self._queue = [
             Launch(
                 self.driver,
-                int(self.kernel.kernel.ptr),
-                plan.n_sm,
+                int(build.kernel.kernel.ptr),
+                self.plan.n_sm,
                 THREADS,
-                self.block_bytes,
-                first + i * stride,
+                build.block_bytes,
+                int(params.ctypes.data) + i * params.strides[0],
                 dependent=self.mode == "dependent" and i > 0,
             )
             for i in range(len(self.launches))
         ]
         self._forget()
+        self._queued = build
 
-    @property
-    def blocks_per_sm(self) -> int:
+    def blocks_per_sm(self, rows: int) -> int:
         """Blocks that an SM has room for: with two, the next launch can begin to stream early."""
-        function = int(self.kernel.kernel.ptr)
-        return self.driver.blocks_per_sm(function, THREADS, self.block_bytes)
+        build = self.build_for(rows)
+        return self.driver.blocks_per_sm(int(build.kernel.kernel.ptr), THREADS, build.block_bytes)
 
     def begin(self, params: np.ndarray) -> None:
         """Queue the launches and, behind them, the copy of the status."""
@@ -178,6 +187,7 @@ class SplitCuda(CudaMachine):
 
     def _launch(self, params: np.ndarray, stream: int) -> None:
         assert self._records is not None, "only after load"
+        self._use(self.build_for(int(params["rows"][0])))
         if self.mode == "stream":
             self._records.fill(params)
             self._queue_all(stream)

@@ -145,6 +145,8 @@ class Interpreter:
             MachineError: a logit is not finite; the step was finished all the same.
         """
         step = ops.Step(self.config, self.buffers, self.weights, rows, index, launch_step)
+        if launch_step == 0:
+            step.forget_router_logits()
         now = time.perf_counter_ns()
         starts = zip(self.offsets, self.offsets[1:], strict=False)
         running = [

@@ -89,12 +89,16 @@ class Step:
         return self.buffers["x"][layer & 1, : self.rows]
 
     def forget_x(self, layer: int, out: Ints) -> None:
-        """Make outputs of that layer's x ABSENT, in all rows."""
-        self.buffers["x"].view(np.uint32)[layer & 1, :, out] = ABSENT
+        """Make outputs of that layer's x ABSENT."""
+        self.buffers["x"].view(np.uint32)[layer & 1, : self.rows, out] = ABSENT
 
     def version(self, layer: int) -> np.uint64:
         """What the router logits of a layer in this step carry."""
         return np.uint64((self.index * self.config.num_hidden_layers + layer + 1) % (1 << 32))
+
+    def forget_router_logits(self) -> None:
+        """Give rows that are not active a number that no layer wants for 2^32 layers."""
+        self.buffers["router_logits"][self.rows :] = self.version(-1) << np.uint64(32)
 
     def router_logits(self, layer: int) -> Float:
         """float32 [rows, experts].
@@ -158,13 +162,12 @@ def embed(s: Step, task: Task, sampled: Ints) -> None:
 
 
 def router(s: Step, task: Task) -> None:
-    """Router logits of all rows; those of rows that are not active are 0."""
+    """Router logits, each with the number of its layer and step."""
     out = _outputs(task)
     out = out[out < s.config.num_experts]
     values = s.matrix_product(task, s.normed(task.layer))
     words = np.ascontiguousarray(values[:, : len(out)], dtype=F32).view(np.uint32)
     carried = s.version(task.layer) << np.uint64(32)
-    s.buffers["router_logits"][:, out] = carried
     s.buffers["router_logits"][: s.rows, out] = carried | words
 
 

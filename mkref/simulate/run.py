@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mkref.errors import RequestError
-from mkref.machine.source import Ring, ring_for
+from mkref.machine.source import Ring, build_rows, ring_for
 from mkref.plan.task import Op
 from mkref.simulate.agenda import Agenda
 from mkref.simulate.consumers import Consumers
@@ -107,7 +107,7 @@ def simulate_parts(
     """One step in several launches; arguments as in `simulate`."""
     plan = parts[-1].plan
     _check(plan, situation)
-    ring = switches.ring or ring_for(plan.config, SHARED_BYTES, plan.rows)
+    ring = switches.ring or ring_for(plan.config, SHARED_BYTES, build_rows(situation.rows))
     shapes = Shapes(plan.config, plan.rows, ring, situation, costs, switches)
     program = assemble(parts, shapes, switches)
     cores = _run(program, ring, situation.rows, costs, switches, stages_of)

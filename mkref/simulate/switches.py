@@ -25,8 +25,8 @@ class Switches:
 
     Attributes:
         ring: stages in shared memory; None: as many as the kernel takes.
-        in_flight: most stages asked for and not there; None: IN_FLIGHT, or IN_FLIGHT_BATCH with
-            more than four rows.
+        in_flight: most stages asked for and not there; None: IN_FLIGHT_FEW, or IN_FLIGHT_BATCH
+            with more than four rows.
         in_flight_waiting: most of them while the consumers wait for another SM's results.
         run_ahead: the loader does not wait for a task's inputs.
         merge_rows: up to so many rows the consumers do MERGE, else the helper.
