@@ -84,8 +84,10 @@ def test_gpu_builds_take_turns() -> None:
         plan = build_plan(weights.config, n_sm, full_pages=16, sliding_pages=16)
         machine.load(plan, weights, 128)
         table = np.arange(16, dtype=np.int32).reshape(1, 8, 2).repeat(2, axis=0)
+        length = np.zeros(8, np.int32)
         for step, rows in enumerate((8, 1, 2, 3, 1, 5, 2, 8)):
-            at = np.full(rows, step, np.int32)
+            at = length[:rows].copy()
+            length[:rows] += 1
             tokens = np.arange(rows, dtype=np.int32) * 61 + step
             machine.step(StepInputs(tokens, at, table[:, :rows]))
             logits[machine.name].append(machine.logits(rows).tobytes())
