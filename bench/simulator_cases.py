@@ -138,4 +138,5 @@ def cases() -> list[Case]:
     """All of them."""
     decode, folders = ("decode", "contexts", "rows"), ("version_two/", "")
     found = [case for folder in folders for name in decode for case in _decode(folder + name)]
-    return found + [case for folder in folders for case in _ladder(f"{folder}ladder")]
+    ladders = ("version_two/ladder", "ladder", "ladder_batch_1_4")
+    return found + [case for name in ladders for case in _ladder(name)]

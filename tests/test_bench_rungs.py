@@ -169,7 +169,10 @@ def test_changed_kernel_must_have_the_text() -> None:
         changed_kernel({"no such text": ""}, {}),
         pytest.raises(MachineError, match="the kernel has no text 'no such text'"),
     ):
-        HostMachine().load(plan, weights, 100)
+        changed = HostMachine()
+        changed.load(plan, weights, 100)
+        changed.build_for(1)
     machine = HostMachine()
     machine.load(plan, weights, 100)
+    machine.build_for(1)
     machine.close()

@@ -50,7 +50,7 @@ def test_every_operation_alone_has_the_right_bits(op: Op) -> None:
     ("old", "new", "says"),
     [
         ("sqrtf(mean + RMS_EPS)", "sqrtf(mean)", r"must be .*, it is "),
-        ("base + j < c.p.rows && c.thread", "base + j < 2 && c.thread", r"3 rows, 2 SMs: q\[2, "),
+        ("if (base + j < rows_in_use(c.p) && c", "if (base + j < 2 && c", r"3 rows, 2 SMs: q\[2, "),
         ("const float r = __shfl", "if (c.lane > 99) return;\n  const float r = __shfl", ""),
     ],
     ids=["no eps", "two rows only", "harmless"],

@@ -180,8 +180,8 @@ _SUM = CudaExercise(
     ),
     mistakes=(
         Patch(
-            "2 * c.quad + i]",
-            "c.group]",
+            "2 * c.quad + i;",
+            "c.group;",
             "c.group is this lane's column of operand B. In the sums, a lane has the columns "
             "2 * c.quad and 2 * c.quad + 1.",
         ),

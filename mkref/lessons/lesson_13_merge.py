@@ -1,7 +1,8 @@
 """Exercise 13.2: the merge of attention by one warp, with the bits of the merge by eight.
 
-Alone a row is merged by the consumers, in company by the helper (`MERGE_ROWS`). The trials run both
-of the learner's kernel, on the results of chunks made here, and compare every bit.
+Alone a row is merged by the consumers, in company by the helper (`MERGE_ROWS`): two builds of the
+kernel. The trials run the learner's in the build for eight rows and the consumers' in that for one,
+on the results of chunks made here, and compare every bit.
 """
 
 from __future__ import annotations
@@ -95,6 +96,17 @@ def _merged(
     return _rows(own, len(lengths))
 
 
+@cache
+def _consumers() -> Program:
+    """The kernel's build for one row, as it is."""
+    from mkref.lessons.program import Program
+    from mkref.machine.host import HOST_RING
+    from mkref.machine.source import kernel_source
+
+    source = kernel_source(LESSON_CONFIG, HOST_RING, most_rows=1)
+    return Program(source, name="exercise_13_2_alone")
+
+
 def _rows(buffers: Buffers, rows: int) -> Words:
     attn = buffers["attn"][:, :rows]  # [tiles, rows, 16]
     return np.ascontiguousarray(attn.swapaxes(0, 1)).reshape(rows, -1)
@@ -116,7 +128,7 @@ def _company(*lengths: int, n_sm: int = 2) -> Property:
         got = _merged(program, lengths, seeds, n_sm, name)
         right = _right(_part(n_sm), lengths, seeds)
         for row, n_chunks in enumerate(lengths):
-            alone = _merged(program, (n_chunks,), (row,), 1, "a row alone")[0]
+            alone = _merged(_consumers(), (n_chunks,), (row,), 1, "a row alone")[0]
             _compare(alone, got[row], f"a row of {n_chunks} chunks, alone and among {len(lengths)}")
             _compare(right[row], got[row], f"a row of {n_chunks} chunks, against the contract")
 

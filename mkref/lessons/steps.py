@@ -213,7 +213,7 @@ def run_op(
         program: the kernel with the learner's function in it (an exercise on `megakernel.cu`).
         op, layer: which tasks run. HEAD and SAMPLE are in layer 5, EMBED in 0; layer 0 is dense and
             has no ROUTER; 0 and 4 have full attention.
-        rows: of the batch, at most 6; with one the consumers do MERGE, with more the helper.
+        rows: of the batch, at most 6. The kernel is that for eight, in which the helper does MERGE.
         n_sm: of the plan.
         seed: of the scheduler and the page numbers.
 
@@ -230,6 +230,8 @@ def run_op(
         own = {name: program.array(array) for name, array in buffers.items() if name in BUFFERS}
         launch(program, part, own, rows, seed, where)
         interpret(part, buffers, rows)
+        # Rows that are not active get a number that nobody wants from whoever has the first SM.
+        own["router_logits"][rows:] = buffers["router_logits"][rows:]
         for name in WRITES[op]:
             for one in name.buffer.split(", "):
                 if one in buffers and one not in NOT_COMPARED:
