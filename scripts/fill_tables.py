@@ -100,12 +100,14 @@ token came {cold["since_process_start"]:.0f} s after the process was started.
 def ladder() -> list[str]:
     """The same tasks from a launch per operation to many steps in one launch: ms per step."""
     record = load("h200/ladder.json")
+    now, then = (r["provenance"].get("kernel") for r in (load("h200/decode.json"), record))
+    older = "" if now == then else " It is of an earlier kernel than the table above."
     batches = sorted({row["batch"] for row in record["rows"]})
     lines = [
         f"""
 The same tasks, step by step from a launch for each operation to one launch for many steps: ms per
 step, measured in turns in one run (`bench/results/h200/ladder.json`; {origin(record)}). Where
-several groupings of operations were tried, the best one stands here.
+several groupings of operations were tried, the best one stands here.{older}
 """,
         "| | form | " + " | ".join(f"batch {b}" for b in batches) + " |",
         "|--|--|" + "--:|" * len(batches),

@@ -21,8 +21,7 @@ Clients that generate at the same time, prompts of different lengths, against th
 of the same rows (measured, read {through[record["read_through"]]}:
 `bench/results/h200/serve.json`; {origin}).
 Times in ms; p50 and p99 of the time between two arrivals of tokens at a client; drawn: temperature
-1.0, top_p 0.95, as the vendor recommends. tokens/s count prompts and clients that end early, and in
-the first row of the drawn ones the build of the sampler, which is kept on disk after that.
+1.0, top_p 0.95, as the vendor recommends. tokens/s count prompts and clients that end early.
 """,
         "| clients | bare step | greedy | more | p50 | p99 | tokens/s | drawn | more | tokens/s |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",

@@ -69,9 +69,12 @@ def test_ladder_table_shows_the_best_of_each_letter(results: Path) -> None:
     rows += [ladder_row("c", 1, 3.0, False), ladder_row("c", 1, 1.9, True)]
     rows += [ladder_row(letter, 8, 9.0, True) for letter in "abdefgh"]
     rows += [{"rung": "c", "batch": 8, "error": "failed"}]
-    record = {"provenance": MADE, "rows": rows}
-    (results / "h200" / "ladder.json").write_text(json.dumps(record))
-    lines = fill_tables.decode()
+    older = "It is of an earlier kernel than the table above."
+    for kernel, says in (({}, False), ({"kernel": "another"}, True)):
+        record = {"provenance": {**MADE, **kernel}, "rows": rows}
+        (results / "h200" / "ladder.json").write_text(json.dumps(record))
+        lines = fill_tables.decode()
+        assert says == (older in "\n".join(lines))
     assert lines[-8:][0].startswith("| a | one launch per operation | 2.000 | 9.000 |")
     assert "| c | graph and programmatic dependent launch | 1.900 | failed |" in lines
 
