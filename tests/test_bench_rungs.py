@@ -165,12 +165,10 @@ def test_changed_kernel_must_have_the_text() -> None:
     """A change that does not apply is an error, and the source is itself again afterwards."""
     _, weights = small_model()
     plan = plan_of(1)
-    with (
-        changed_kernel({"no such text": ""}, {}),
-        pytest.raises(MachineError, match="the kernel has no text 'no such text'"),
-    ):
-        changed = HostMachine()
+    changed = HostMachine()
+    with changed_kernel({"no such text": ""}, {}):
         changed.load(plan, weights, 100)
+    with pytest.raises(MachineError, match="the kernel has no text 'no such text'"):
         changed.build_for(1)
     machine = HostMachine()
     machine.load(plan, weights, 100)

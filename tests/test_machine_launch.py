@@ -34,6 +34,25 @@ def one_by_one(machine: Machine, n_steps: int) -> np.ndarray:
     return np.stack(done)
 
 
+def test_a_compiler_that_fails_leaves_nothing_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The build for so many rows is made before the launch begins: one error, then as before."""
+    machine = loaded("host")
+    expected = loaded("host").step(inputs())
+
+    def fails(*args: Any, **words: Any) -> None:
+        raise MachineError("host: no room left for a library")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mkref.machine.host.build", fails)
+        with pytest.raises(MachineError, match="no room left"):
+            machine.step(inputs())
+        assert isinstance(machine, KernelMachine)
+        assert (machine.under_way, machine.unfinished) == (None, False)
+        machine.close()
+    again = loaded("host")
+    assert expected.tolist() == again.step(inputs()).tolist()
+
+
 @pytest.mark.parametrize("name", ["interpreter", "host", "torch"])
 class TestLaunch:
     """What every machine does."""

@@ -19,6 +19,15 @@ def test_an_early_reader_waits_for_who_announces_x() -> None:
         verify(damaged)
 
 
+def test_who_has_no_rows_announces_nothing() -> None:
+    """An arrival by a DOWN without rows has no announcement beside it, and would be waited for."""
+    plan = plan_of(7)
+    sm = next(sm for sm, _, t in plan if (t.op, t.layer) == (Op.DOWN, 1) and t.count == 0)
+    damaged = recount(change(plan, Op.DOWN, 1, sm, signal=counter(plan, "out1")))
+    with pytest.raises(PlanError, match="layer 2.: waits for counter 'out1'; must be"):
+        verify(damaged)
+
+
 def test_an_early_reader_knows_that_the_layer_before_is_over() -> None:
     """x says nothing about q. An SM without rows must wait for h, or it writes over q too soon."""
     plan = plan_of(7)

@@ -225,6 +225,7 @@ class KernelMachine(Machine):
             known = None if self._sampler is None else self._sampler.known
             check_draw(draw, inputs, n_steps, self.plan.config.vocab_size, known)
         self.settle()
+        self.build_for(inputs.rows)  # may fail, while nothing is under way
         if self.unfinished:
             # A hang, Ctrl-C or an error left the counters half way, and perhaps a report; the
             # counters must agree with `steps` again.

@@ -136,14 +136,18 @@ class CudaMachine(KernelMachine):
 
     def build(self, plan: Plan) -> None:
         """Check that the plan fits; machine code is made when a step first needs it."""
-        n_sm = self.cupy.cuda.Device().attributes["MultiProcessorCount"]
+        attributes = self.cupy.cuda.Device().attributes
+        n_sm = attributes["MultiProcessorCount"]
         if plan.n_sm > n_sm:
             raise MachineError(
                 f"n_sm: the plan has {plan.n_sm} SMs, this GPU has {n_sm}; "
                 "all blocks of the kernel must be resident at once"
             )
+        if self.ring is None:  # the build for most rows is the one that needs most
+            ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"], plan.rows)
         self._builds, self._source = {}, kernel_source
         self._status = self.allocate_shared(STATUS_WORDS * 4)
+        self._status.fill(0)
 
     def build_for(self, rows: int) -> Build:
         """The build that runs `rows` rows: compiled for this GPU, or out of the cache."""

@@ -171,7 +171,7 @@ class SplitCuda(CudaMachine):
             for i in range(len(self.launches))
         ]
         self._forget()
-        self._queued = build
+        self._queued, self.ring_in_use = build, build.ring
 
     def blocks_per_sm(self, rows: int) -> int:
         """Blocks that an SM has room for: with two, the next launch can begin to stream early."""

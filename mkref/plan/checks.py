@@ -188,7 +188,8 @@ def check_counters(table: TaskTable) -> Iterator[str]:
         for record in np.flatnonzero(waiting & (want == 0)):
             yield f"{table.place(record)}: nobody signals {table.counter(table[wait][record])}"
     announced = np.ones(len(counters), dtype=bool)
-    announced[table["signal"][(table["signal"] != NO_COUNTER) & (table["op"] != Op.DOWN)]] = False
+    silent = (table["op"] != Op.DOWN) | (table["count"] == 0)  # who writes x announces it
+    announced[table["signal"][(table["signal"] != NO_COUNTER) & silent]] = False
     for record in np.flatnonzero(table["flags"] & Flag.EARLY):
         wait = table["wait"][record]
         if wait == NO_COUNTER or not announced[wait]:
