@@ -171,7 +171,7 @@ _SUM = CudaExercise(
     answer="add_expert",
     file="megakernel.cu",
     function="add_expert",
-    blanks=(Blank("const float s =", "sums.v[t][i + 2] ="),),
+    blanks=(Blank("const int row =", "sums.v[t][i + 2] ="),),
     properties=(
         Property("a dense layer: one expert, score 1", _down(0, 3, 2)),
         Property("one row, three experts", _down(1, 1, 2)),

@@ -105,9 +105,9 @@ _SAMPLE_MISTAKES = (
     ),
     Patch(
         "best_of_lanes(best, 1)",
-        "best_of_lanes(best, ROWS)",
-        "ROWS is the distance of HEAD, where neighbouring lanes have different rows. Here all of "
-        "them have the same row: lanes at distance 1 must be compared, too.",
+        "best_of_lanes(best, MOST_ROWS)",
+        "MOST_ROWS is the distance of HEAD, where neighbouring lanes have different rows. Here all "
+        "of them have the same row: lanes at distance 1 must be compared, too.",
     ),
     Patch(
         "if (any) c.s.row_stopped[row] = 1;",

@@ -172,7 +172,7 @@ def _counted(answer: Answer, n_sm: int) -> Plan:
             )
         if op == Op.ROUTER and named[op, layer][1] is None:
             raise WrongAnswerError(
-                f"ROUTER of layer {layer} signals nobody; the loader waits for its counter"
+                f"ROUTER of layer {layer} signals nobody; the helper waits for its counter"
             )
     number = {name: i for i, name in enumerate(arrivals)}
 
@@ -293,7 +293,7 @@ _COUNTERS = PythonExercise(
         Mistake(
             _but(GATE_UP=("router{}", "h{}")),
             "GATE_UP does need the experts, but layer 0 is dense and has no ROUTER. The experts "
-            "are waited for elsewhere, by the loader. What else does GATE_UP read, in every layer?",
+            "are waited for elsewhere, by the helper. What else does GATE_UP read, in every layer?",
         ),
         Mistake(
             _one_layer,

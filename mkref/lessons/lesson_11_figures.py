@@ -3,6 +3,7 @@ in how far their loader goes."""
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from itertools import pairwise
 
@@ -11,15 +12,18 @@ import numpy as np
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.lesson_11 import RECORD
 from mkref.lessons.recorded import recorded_trace
+from mkref.machine.source import ring_for
 from mkref.trace.events import BEGIN, ISSUED, READY
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.hardware import BANDWIDTHS
 
-__all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "simulated_ms"]
-__all__ += ["stages_in_flight", "sweep"]
+__all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "last_of_qkv", "qkv_stages"]
+__all__ += ["ring_stages", "simulated_ms", "stages_in_flight", "sweep"]
 
 N_SM, CONTEXT, PAGES = 132, 8192, 200
+SHARED_BYTES = 232448
+"""Shared memory of one block on an H200, at most."""
 SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
 
 
@@ -45,6 +49,45 @@ def stages_in_flight(latency_ns: float, n_sm: int = N_SM) -> float:
     assert stages is not None
     rate = BANDWIDTHS["h200"].bytes_per_s
     return rate * latency_ns * 1e-9 / n_sm / stages.ring.stage_bytes
+
+
+def ring_stages(rows: int) -> int:
+    """Stages of the ring in the kernel's build for a step of so many rows, on an H200."""
+    return ring_for(NORTH_MINI_CODE, SHARED_BYTES, rows).stages
+
+
+def qkv_stages() -> dict[int, int]:
+    """How many SMs of the recorded step have so many stages of QKV in every layer."""
+    trace = recorded_trace(RECORD)
+    assert trace.stages is not None
+    # Of one layer; the plan of all is the same.
+    chosen = (trace.columns["op"] == trace.ops.index("QKV")) & (trace.columns["layer"] == 0)
+    block_bytes = 16 * NORTH_MINI_CODE.hidden_size * 2
+    each = block_bytes // trace.stages.ring.stage_bytes
+    found = Counter((trace.columns["count"][chosen] * each).tolist())
+    return dict(sorted(found.items()))
+
+
+def last_of_qkv() -> tuple[float, float]:
+    """When the last stage of QKV was asked for, and when the first of them was used up, in us after
+    x was there: medians of the recorded SMs whose QKV takes the whole ring."""
+    trace = recorded_trace(RECORD)
+    stages = trace.stages
+    assert stages is not None
+    n = max(qkv_stages())
+    qkv = trace.complete & (trace.columns["op"] == trace.ops.index("QKV"))
+    most = trace.columns["count"] == trace.columns["count"][qkv].max()
+    asked, used_up = [], []
+    for sm in stages.sms:
+        issued, released = (stages.times[stages.sm == sm, column] for column in (0, 3))
+        tasks = trace.times[qkv & most & (trace.columns["sm"] == sm)]
+        # The loader stamps a task after its last copy.
+        last = np.searchsorted(issued, tasks[:, ISSUED], side="right") - 1
+        inside = last >= n - 1
+        last, ready = last[inside], tasks[inside, READY]
+        asked += (issued[last] - ready).tolist()
+        used_up += (released[last - n + 1] - ready).tolist()
+    return float(np.median(asked)) / 1e3, float(np.median(used_up)) / 1e3
 
 
 def asked_while_waiting() -> Figure:
@@ -92,9 +135,10 @@ def simulated_ms(in_flight: int, *, run_ahead: bool = True) -> float:
     return simulate(plan, situation, switches=switches).ms
 
 
-def sweep(most: int = 5) -> Figure:
-    """Simulated steps with one to `most` stages in flight."""
-    found = {n: simulated_ms(n) for n in range(1, most + 1)}
+def sweep(most: int = 4) -> Figure:
+    """Simulated steps with one to `most` stages in flight, and with the whole ring."""
+    ring = ring_stages(1)
+    found = {n: simulated_ms(n) for n in (*range(1, most + 1), ring)}
     best = min(found, key=lambda n: found[n])
     bars, rows = [], []
     for n, ms in found.items():
@@ -104,10 +148,10 @@ def sweep(most: int = 5) -> Figure:
         bars.append(Bar(f"{n} in flight", 1 + more, text, color, pattern))
         rows.append((str(n), f"{ms:.3f}", f"{more:.1%}"))
     said = ", ".join(f"{n}: {ms:.3f} ms" for n, ms in found.items())
-    slower = all(found[a] <= found[b] for a, b in pairwise(range(best, 4)))
+    slower = all(found[a] <= found[b] for a, b in pairwise(n for n in found if n >= best))
     sentence = (
-        f"Step with one row and a ring of five stages, by stages in flight at most [simulated]: "
-        f"{said}. {best} are best{', and more are slower' if slower and best < most else ''}."
+        f"Step with one row and a ring of {ring} stages, by stages in flight at most [simulated]: "
+        f"{said}. {best} are best{', and more are slower' if slower and best < ring else ''}."
     )
     chart = bar_chart(bars, title=sentence, head="time of a step, relative to the best")
     return Figure(chart, sentence, Table(("in flight", "ms", "slower by"), tuple(rows)))
