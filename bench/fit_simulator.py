@@ -1,18 +1,19 @@
 """Fit the simulator's table of times to the records of the H200, and write it.
 
-    python bench/fit_simulator.py [--trace FILE]
+    python bench/fit_simulator.py
 
-Three kinds of constants, in this order: what the stamps of the trace show directly
+Three kinds of constants, in this order: what the stamps of version two's trace show directly
 (`bench/simulator_direct.py`); what load adds to hops, and bandwidth, latency and chance of the
 memory, with which a simulated trace is as late, as long and as uneven as the recorded one; and one
-constant for each case of `FITTED_ON`, found from that case alone. Writes
-`mkref/simulate/h200.json`; then run `bench/validate_simulator.py`, which says how far predictions
-are off. It needs no GPU, and some minutes.
+constant for each case of `FITTED_ON`, found from that case alone. For every later kernel then what
+the stamps of its own trace show of its instructions and hand-overs (`OWN`): with it nothing is
+fitted to the trace as a whole or to a record. Writes `mkref/simulate/h200.json`;
+then run `bench/validate_simulator.py`, which says how far predictions are off. It needs no GPU, and
+some minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -23,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.simulator_cases import FITTED_ON, Case, cases
-from bench.simulator_direct import SIGNALS, SITUATION, TRACE, read_trace, shown
+from bench.simulator_direct import OWN, SIGNALS, SITUATION, read_trace, shown
+from bench.simulator_kernels import KERNELS, PRESENT, VERSION_THREE, VERSION_TWO
 from bench.simulator_trace import hop_times
-from mkref.plan.task import Op
 from mkref.simulate.compare import OpDifference, compare
 from mkref.simulate.costs import FILE, Costs
 from mkref.simulate.program import Part
@@ -42,8 +43,10 @@ ASSUMED: dict[str, Any] = {
     "announced": 750.0,  # signal and poll, without the fence: bench/LOG.md, section 8
     "announced_load": 0.0,
     "find_row": 1000.0,
+    "norm_row": 0.0,  # until all kernels are there
     "norm_rows": 600.0,
     "dense": 300.0,
+    "merge_chunk": 3.0,  # 128 bytes; L2 gives all SMs together about 5.5 TB/s
     "merge_unit": 0.5,  # of a panel; scaled with it
 }
 """What no record shows; how much it matters is in bench/results/simulator.json."""
@@ -61,22 +64,15 @@ CLOSE = 3e-4
 """An error that is small enough."""
 
 
-def as_late(costs: Costs, kernel: Kernel, real: Trace, simulated: Trace) -> Costs:
-    """Load on hops as it must be for those of a simulated trace to take as long as the recorded."""
+def as_late(costs: Costs, real: Trace, simulated: Trace) -> Costs:
+    """Load on hops as it must be for those of a simulated trace to take as long as the recorded;
+    of a kernel in which nothing announces itself."""
     load = dict(costs.hop_load)
-    announced = costs.announced_load
     for op in SIGNALS:
-        early = kernel.early and op == Op.DOWN
-        least = costs.announced if early else costs.hop
-        wanted, now = (float(hop_times(t, op)[0].mean()) - least for t in (real, simulated))
-        factor = min(max(wanted / max(now, 1.0), 0.5), 2.0)
-        if early:
-            announced *= factor
-        else:
-            load[op.name] *= factor
-    if not kernel.early:
-        load["O_PROJ"] = load["DOWN"]
-    return replace(costs, hop_load=load, announced_load=announced)
+        wanted, now = (float(hop_times(t, op)[0].mean()) - costs.hop for t in (real, simulated))
+        load[op.name] *= min(max(wanted / max(now, 1.0), 0.5), 2.0)
+    load["O_PROJ"] = load["DOWN"]
+    return replace(costs, hop_load=load)
 
 
 def solve(
@@ -121,10 +117,7 @@ def setter(name: str) -> Callable[[Costs, float], Costs]:
 
 def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--trace", default=TRACE)
-    args = parser.parse_args()
-    recorded, kernel, switches = read_trace(args.trace)
+    recorded, kernel, switches = read_trace(VERSION_TWO)
     plan = kernel.plan(8)
     direct = shown(recorded, kernel, switches)
     start = {**START, **ASSUMED, **direct}
@@ -154,7 +147,7 @@ def main() -> int:
         return float(b / a - 1)
 
     for _ in range(ROUNDS):
-        costs = as_late(costs, kernel, recorded, step(costs))
+        costs = as_late(costs, recorded, step(costs))
         for name, error in (("bandwidth", slow), ("jitter", uneven), ("latency", long)):
             costs, value = solve(costs, name, error)
             print(f"{name}: {value:.4g}, from the trace as a whole", flush=True)
@@ -163,43 +156,79 @@ def main() -> int:
         case = measured[name]
 
         def off(costs: Costs, case: Case = case) -> float:
-            return case.predict(costs).ms / case.measured_ms - 1
+            return case.simulate(costs).ms / case.measured_ms - 1
 
         costs, value = solve(costs, name, off)
         print(f"{name}: {value:.4g} ns, from {of}", flush=True)
-    write(costs, direct, args.trace, kernel)
+    write(in_kernels(costs, direct), direct)
     return 0
 
 
-def write(costs: Costs, direct: Mapping[str, Any], trace: str, kernel: Kernel) -> None:
+def in_kernels(costs: Costs, direct: Mapping[str, Any]) -> dict[Kernel, Costs]:
+    """The costs of every kernel, from those of version two with what its trace shows."""
+    found = {VERSION_TWO: costs}
+    for kernel in KERNELS:
+        if kernel is VERSION_TWO:
+            continue
+        recorded, _, switches = read_trace(kernel)
+        own = shown(recorded, kernel, switches, direct)
+        own["merge"] -= costs.merge_pass
+        found[kernel] = replace(costs, **own)
+    # Older kernels norm four rows where the present one norms one.
+    each = max(found[VERSION_THREE].norm - found[PRESENT].norm, 0.0) / 3
+    return {
+        kernel: replace(
+            mine, norm=mine.norm - each * (kernel.switches.least_normed - 1), norm_row=each
+        )
+        for kernel, mine in found.items()
+    }
+
+
+def write(found: Mapping[Kernel, Costs], direct: Mapping[str, Any]) -> None:
     """The table with the source of each constant."""
-    sources = dict.fromkeys(ASSUMED, "assumed")
-    sources |= dict.fromkeys(direct, f"shown by {trace}")
-    fitted = ["bandwidth", "latency", "jitter", "hop_load"]
-    fitted += ["announced_load"] if kernel.early else []
-    sources |= dict.fromkeys(fitted, f"fitted to {trace}")
-    for name, case in FITTED_ON.items():
-        group = name.partition(".")[0]
-        sources[group] = f"fitted to {case}" if group == name else "fitted: see fitted_on"
-    sources["merge"] = f"shown by {trace}, less merge_pass"
-    sources["merge_unit"] = f"assumed: {ASSUMED['merge_unit']} of merge_panel"
 
     def short(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: short(each) for name, each in sorted(value.items())}
         return float(f"{value:.5g}")
 
-    table = {
+    table: dict[str, Any] = {
         "gpu": "NVIDIA H200",
-        "kernel": kernel.name,
+        "kernel": PRESENT.name,
         "units": "ns; bytes per ns; ns per byte (names that end in _load)",
         "fitted_on": FITTED_ON,
-        "constants": {
+        "constants": {},
+        "older": {},
+    }
+    for kernel, costs in found.items():
+        sources = sources_of(kernel, direct)
+        entries = {
             name: {"value": short(value), "from": sources[name]}
             for name, value in asdict(costs).items()
-        },
-    }
+        }
+        if kernel is PRESENT:
+            table["constants"] = entries
+        else:
+            own = (*OWN, "norm_row")
+            table["older"][kernel.short] = {name: entries[name] for name in own}
     FILE.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+
+
+def sources_of(kernel: Kernel, direct: Mapping[str, Any]) -> dict[str, str]:
+    """Where each constant of a kernel is from."""
+    sources = dict.fromkeys(ASSUMED, "assumed")
+    sources |= dict.fromkeys(direct, f"shown by {VERSION_TWO.trace}")
+    fitted = ("bandwidth", "latency", "jitter", "hop_load")
+    sources |= dict.fromkeys(fitted, f"fitted to {VERSION_TWO.trace}")
+    for name, case in FITTED_ON.items():
+        group = name.partition(".")[0]
+        sources[group] = f"fitted to {case}" if group == name else "fitted: see fitted_on"
+    if kernel is not VERSION_TWO:
+        sources |= dict.fromkeys(OWN, f"shown by {kernel.trace}")
+    sources["merge"] = f"shown by {kernel.trace}, less merge_pass"
+    sources["merge_unit"] = f"assumed: {ASSUMED['merge_unit']} of merge_panel"
+    sources["norm_row"] = f"shown by {PRESENT.trace}, one row, and {VERSION_THREE.trace}, four"
+    return sources
 
 
 if __name__ == "__main__":

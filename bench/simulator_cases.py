@@ -1,8 +1,9 @@
 """Everything that was measured on the H200 and can be simulated: one case per row of a record.
 
 A case knows its measurement, the file that it is from, and how to predict it. `FITTED_ON` names the
-few to which a constant of the simulator's table is fitted; all others are held out. They are of the
-kernel of which there is a trace; what was measured of later ones is held out altogether.
+few to which a constant of the simulator's table is fitted; all others are held out. They are of
+version two; every record of a later kernel is held out. Of those only their traces, one step of one
+row at 8,192 tokens each, show some times of the table.
 """
 
 from __future__ import annotations
@@ -50,19 +51,28 @@ class Case:
     """One measurement.
 
     Attributes:
-        version: of the kernel, short.
         name: unique among those of the version.
         file: record under `RESULTS`.
         measured_ms: per step; `spread_ms` is the spread of its samples.
-        predict: simulates it.
+        kernel: that was measured.
+        simulate: it with some costs.
     """
 
-    version: str
+    kernel: Kernel
     name: str
     file: str
     measured_ms: float
     spread_ms: float
-    predict: Callable[[Costs], Simulated]
+    simulate: Callable[[Costs], Simulated]
+
+    @property
+    def version(self) -> str:
+        """Of the kernel, short."""
+        return self.kernel.short
+
+    def predict(self) -> Simulated:
+        """It with the costs of its kernel in the table that is shipped."""
+        return self.simulate(self.kernel.costs)
 
     @property
     def fits(self) -> str:
@@ -108,7 +118,7 @@ def _decode(name: str) -> Iterator[Case]:
             else (f"batch {row['batch']}")
         )
         yield Case(
-            kernel.short, f"{Path(name).name}: {of}, {row['context']:,} tokens, {row['kind']}",
+            kernel, f"{Path(name).name}: {of}, {row['context']:,} tokens, {row['kind']}",
             f"{name}.json", row["ms_per_step"], row["spread_ms"], predict,
         )  # fmt: skip
 
@@ -129,14 +139,14 @@ def _ladder(name: str) -> Iterator[Case]:
             )
 
         yield Case(
-            kernel.short, f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",
+            kernel, f"ladder: batch {row['batch']}, {row['rung']} {row['name']}",
             f"{name}.json", row["ms_per_step"], row["spread_ms"], predict,
         )  # fmt: skip
 
 
 def cases() -> list[Case]:
     """All of them."""
-    decode, folders = ("decode", "contexts", "rows"), ("version_two/", "")
+    decode, folders = ("decode", "contexts", "rows"), ("version_two/", "version_three/", "")
     found = [case for folder in folders for name in decode for case in _decode(folder + name)]
     ladders = ("version_two/ladder", "ladder", "ladder_batch_1_4")
     return found + [case for name in ladders for case in _ladder(name)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.simulator_kernels import kernel_of
+from bench.simulator_kernels import VERSION_TWO
 from bench.simulator_trace import Statistics, hop_times
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
@@ -29,24 +29,34 @@ if TYPE_CHECKING:
     from mkref.simulate.switches import Switches
     from mkref.trace.events import Trace
 
-__all__ = ["SIGNALS", "SITUATION", "TRACE", "read_trace", "shown"]
+__all__ = ["OWN", "SIGNALS", "SITUATION", "read_trace", "shown"]
 
 ROOT = Path(__file__).resolve().parent.parent
-TRACE = "bench/results/h200/version_two/trace_north.json.gz"
 SITUATION = Situation.uniform(NORTH_MINI_CODE, [8191])
+OWN = (
+    "begin", "ready", "announced", "announced_load", "hop_load", "find", "head", "norm", "stage",
+    "gap", "block", "tail", "tile_l2", "item", "item_gap", "fresh", "no_item", "merge", "no_merge",
+    "embed", "sample",
+)  # fmt: skip
+"""Times of the kernel's own instructions and hand-overs. All others are of the GPU and of what the
+kernels have in common: they are taken from one trace."""
 PRODUCTS = (Op.QKV, Op.GATE_UP, Op.O_PROJ, Op.DOWN, Op.HEAD)
 SIGNALS = (Op.QKV, Op.ATTENTION, Op.MERGE, Op.GATE_UP, Op.DOWN)
 
 
-def read_trace(path: str = TRACE) -> tuple[Trace, Kernel, Switches]:
-    """A trace, the kernel that it is of, and the switches to simulate it."""
-    trace = load_trace(ROOT / path)
-    kernel = kernel_of(trace.provenance)
-    return trace, kernel, replace(kernel.switches_for(8), traced=True)
+def read_trace(kernel: Kernel = VERSION_TWO) -> tuple[Trace, Kernel, Switches]:
+    """A kernel's trace, the kernel, and the switches to simulate it."""
+    return load_trace(ROOT / kernel.trace), kernel, replace(kernel.switches_for(8), traced=True)
 
 
-def shown(trace: Trace, kernel: Kernel, switches: Switches) -> dict[str, Any]:
-    """What the stamps of a trace show directly; arguments as `read_trace` gives them."""
+def shown(
+    trace: Trace, kernel: Kernel, switches: Switches, shared: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the stamps of a trace show directly; the first arguments as `read_trace` gives them.
+
+    With the constants of another trace in `shared` only those of `OWN`, which differ from kernel to
+    kernel.
+    """
     plan = kernel.plan(8)
     assert trace.stages is not None, "the trace has no stages"
     ring = Ring(trace.stages.ring.stages, trace.stages.ring.stage_bytes // TILE_BYTES)
@@ -71,7 +81,8 @@ def shown(trace: Trace, kernel: Kernel, switches: Switches) -> dict[str, Any]:
         "after_issue": real.asks_after("copy"), "next_task": real.asks_after("task"),
         "embed": real.work(real.tasks_of(Op.EMBED)), "sample": real.work(real.tasks_of(Op.SAMPLE)),
     }  # fmt: skip
-    return out | _by_items(real) | _hand_overs(real, out, early=kernel.early)
+    out |= _by_items(real) | _hand_overs(real, switches, shared or out, early=kernel.early)
+    return {name: out[name] for name in OWN if name in out} if shared else out
 
 
 def _norm(real: Statistics) -> float:
@@ -103,18 +114,21 @@ def _by_items(real: Statistics) -> dict[str, float]:
     units = NORTH_MINI_CODE.q_width // 32
     merge = real.tasks_of(Op.MERGE)
     return {
-        "no_item": none, "item": item, "item_gap": two - one - item, "fresh": with_last - one,
+        "no_item": none, "item": item, "fresh": with_last - one,
+        "item_gap": max(two - one - item, 0.0),
         "merge": real.work(merge & (first < units)),  # with one pass of 64 chunks
         "no_merge": real.work(merge & (first >= units)),
     }  # fmt: skip
 
 
-def _hand_overs(real: Statistics, so_far: Mapping[str, float], *, early: bool) -> dict[str, Any]:
+def _hand_overs(
+    real: Statistics, switches: Switches, so_far: Mapping[str, Any], *, early: bool
+) -> dict[str, Any]:
     """Hops: with nothing in flight, by a line through those of QKV; what load adds to each, a first
     guess; and the search for experts, which begins after one. In a kernel in which x and the router
     logits announce themselves, what DOWN and ROUTER show is that."""
     hops, ends = hop_times(real.trace, Op.QKV)
-    hop = float(np.polyfit(real.in_flight(ends), hops, 1)[1])
+    hop = so_far.get("hop") or float(np.polyfit(real.in_flight(ends), hops, 1)[1])
     load = {}
     for op in SIGNALS:
         hops, ends = hop_times(real.trace, op)
@@ -123,7 +137,7 @@ def _hand_overs(real: Statistics, so_far: Mapping[str, float], *, early: bool) -
     find = route - so_far["after_land"]
     out: dict[str, Any] = {}
     if early:
-        hops, ends = hop_times(real.trace, Op.DOWN)
+        hops, ends = hop_times(real.trace, Op.DOWN, switches.may_miss)
         out["announced"] = float(hops.min())
         flying = float(real.in_flight(ends).mean())
         out["announced_load"] = (float(hops.mean()) - out["announced"]) / flying

@@ -1,4 +1,4 @@
-"""Which kernel a record was made with, as the simulator needs it: its plan and its switches.
+"""Which kernel a record was made with, as the simulator needs it: plan, switches, times, trace.
 
 Records that name no older kernel are of the present one. When there are new records only, older
 kernels can go.
@@ -6,9 +6,10 @@ kernels can go.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from mkref.config import NORTH_MINI_CODE
@@ -16,13 +17,15 @@ from mkref.machine.source import Ring
 from mkref.plan.build import build_plan
 from mkref.plan.effects import ROUTED
 from mkref.plan.task import Flag, Op
+from mkref.simulate.costs import FILE, from_dict
 from mkref.simulate.switches import Switches
 
 if TYPE_CHECKING:
     from mkref.plan.build import Plan
     from mkref.plan.task import Task
+    from mkref.simulate.costs import Costs
 
-__all__ = ["PRESENT", "Kernel", "kernel_of"]
+__all__ = ["KERNELS", "PRESENT", "VERSION_THREE", "VERSION_TWO", "Kernel", "kernel_of"]
 
 N_SM = 132
 
@@ -34,6 +37,7 @@ class Kernel:
     Attributes:
         name: in words; `short` stands in front of the names of its cases.
         switches: of it.
+        trace: file with a recorded step of it.
         rings: for each number of rows that a plan serves; where none is named, the largest.
         early: x and router logits announce themselves, and SMs without rows have empty tasks.
     """
@@ -41,6 +45,7 @@ class Kernel:
     name: str
     short: str
     switches: Switches
+    trace: str
     rings: tuple[tuple[int, Ring], ...] = ()
     early: bool = True
 
@@ -48,16 +53,28 @@ class Kernel:
         """The plan of the large geometry; how many pages it has does not matter for time."""
         return _plan(self.early, rows)
 
+    @cached_property
+    def costs(self) -> Costs:
+        """The times of the table that is shipped, for this kernel."""
+        table = json.loads(FILE.read_text(encoding="utf-8"))
+        return from_dict(table, self.short if self.short in table["older"] else "")
+
     def switches_for(self, rows: int) -> Switches:
         """Its switches with the ring of a plan for so many rows."""
         return replace(self.switches, ring=dict(self.rings).get(rows))
 
 
-PRESENT = Kernel("present, bench/LOG.md section 13", "v4", Switches())
+PRESENT = Kernel(
+    "present, bench/LOG.md section 13",
+    "v4",
+    Switches(),
+    "notebooks/data/trace_north_h200.json.gz",
+)
 VERSION_THREE = Kernel(
     "version three, bench/LOG.md section 12",
     "v3",
-    Switches(),
+    Switches(may_miss=0, least_normed=4, merge_at_once=256),
+    "bench/results/h200/version_three/trace_north.json.gz",
     ((8, Ring(5, 64)), (16, Ring(4, 64)), (32, Ring(2, 32))),
 )
 VERSION_TWO = Kernel(
@@ -67,15 +84,21 @@ VERSION_TWO = Kernel(
         merge_rows=2,
         early_rows=0,
         announced=False,
+        may_miss=0,
+        least_normed=4,
+        merge_at_once=64,
         hold_back_after=(Op.EMBED, Op.QKV, Op.DOWN),
     ),
+    "bench/results/h200/version_two/trace_north.json.gz",
     ((8, Ring(5, 64)), (16, Ring(4, 64)), (32, Ring(2, 32))),
     early=False,
 )
+KERNELS = (VERSION_TWO, VERSION_THREE, PRESENT)
 HASHES = {
     "9f685cae8770189d": VERSION_THREE,  # "kernel" of records of `mkref bench`
     "a9dd84de320e407b": VERSION_TWO,
     "6b1ecf73123c02f7": VERSION_TWO,  # "sources" of traces
+    "13c913f925aa4dab": VERSION_THREE,
 }
 
 

@@ -31,9 +31,9 @@ LONGEST_NS = 2500
 """A copy is on its way for at most so long; the stamp of its landing may come later."""
 
 
-def hop_times(trace: Trace, op: Op) -> tuple[np.ndarray, np.ndarray]:
-    """For each counter that `op` signals: ns from the last end until those who waited were ready,
-    median; and when that end was."""
+def hop_times(trace: Trace, op: Op, may_miss: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """For each counter that `op` signals: ns from the last end, or that after which only one in
+    `may_miss` are missing, until those who waited were ready, median; and when that end was."""
     begin, ready, end = trace.times[:, [BEGIN, READY, END]].T
     waits, signals, ops = (trace.columns[name] for name in ("wait", "signal", "op"))
     waited = (ready - begin > WAITED_NS) & (ops != Op.HEAD)
@@ -42,7 +42,8 @@ def hop_times(trace: Trace, op: Op) -> tuple[np.ndarray, np.ndarray]:
     for counter in np.unique(signals[(ops == op) & (trace.columns["layer"] > 0)]):
         late = waited & (waits == counter)
         if counter >= 0 and late.any():
-            ends.append(int(end[signals == counter].max()))
+            mine = np.sort(end[signals == counter])
+            ends.append(int(mine[-1 - (len(mine) // may_miss if may_miss else 0)]))
             hops.append(float(np.median(ready[late] - ends[-1])))
     return np.array(hops), np.array(ends)
 

@@ -4,8 +4,8 @@
 
 Simulates every case of `bench/simulator_cases.py` with the table that is shipped, and writes
 `bench/results/simulator.json`: prediction, measurement and error of each, which of them a constant
-was fitted to, and the errors of those that are held out, by record. Beside it the recorded trace
-against a simulated one, operation by operation; variants of the kernel that `bench/LOG.md` tells
+was fitted to, and the errors of those that are held out, by record. Beside it the recorded traces
+against simulated ones, operation by operation; variants of the kernel that `bench/LOG.md` tells
 of, as ratios; what the seed of the memory's chance and the assumed constants change; and how long a
 simulation takes here. It needs no GPU.
 """
@@ -26,23 +26,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from bench.simulator_cases import FITTED_ON, ROOT, Case, cases
-from bench.simulator_direct import SITUATION, TRACE, read_trace
-from bench.simulator_kernels import PRESENT, kernel_of
+from bench.simulator_direct import SITUATION, read_trace
+from bench.simulator_kernels import KERNELS, PRESENT, VERSION_TWO, Kernel
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
 from mkref.simulate.compare import compare
 from mkref.simulate.costs import FILE, H200, Costs
 from mkref.simulate.run import simulate
 from mkref.simulate.situation import Situation
-from mkref.trace.storage import load_trace
 
 if TYPE_CHECKING:
     from mkref.simulate.switches import Switches
 
 OUT = ROOT / "bench" / "results" / "simulator.json"
-KERNEL = kernel_of(load_trace(ROOT / TRACE).provenance)
-"""The one of which there is a trace."""
-BASE = KERNEL.switches_for(8)
+BASE = VERSION_TWO.switches_for(8)
+"""The kernel that the variants were made of."""
 LOG = (
     ("ring of 3 stages", 1, replace(BASE, ring=Ring(3, 64)), 1.066),
     ("ring of 4 stages", 1, replace(BASE, ring=Ring(4, 64)), 1.027),
@@ -51,12 +49,12 @@ LOG = (
     ("no holding back", 1, replace(BASE, in_flight_waiting=9), 1 / 0.984),
 )
 """Changes of the kernel, batch, and the ratio of the step's time to that without the change."""
-ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit")
+ASSUMED = ("link", "find_row", "norm_rows", "dense", "merge_unit", "merge_chunk")
 
 
 def row(case: Case) -> dict[str, Any]:
     """A case as the file has it."""
-    simulated = case.predict(H200).ms
+    simulated = case.predict().ms
     error = simulated / case.measured_ms - 1
     line = f"{case.version} {case.name:56} {case.measured_ms:8.3f} {simulated:8.3f} {error:+7.1%}"
     print(line, case.fits, flush=True)
@@ -91,16 +89,17 @@ def summary(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def against_trace() -> dict[str, Any]:
-    """The recorded step and a simulated one."""
-    recorded, kernel, switches = read_trace()
-    run = simulate(kernel.plan(8), SITUATION, switches=switches, alone=True)
+def against_trace(kernel: Kernel) -> dict[str, Any]:
+    """A kernel's recorded step and a simulated one."""
+    recorded, _, switches = read_trace(kernel)
+    run = simulate(kernel.plan(8), SITUATION, costs=kernel.costs, switches=switches, alone=True)
     both = compare(recorded, run.trace)
     layers = both.layers()
     print(both.report())
     return {
-        "file": TRACE,
-        "note": "constants are from this trace; waits and spreads are not, but that of HEAD",
+        "file": kernel.trace,
+        "note": "constants are from this trace; waits and spreads are not"
+        + (", but that of HEAD; the mean layer is fitted" if kernel is VERSION_TWO else ""),
         "span_us": [recorded.span_ns / 1e3, run.trace.span_ns / 1e3],
         "layer_us": {
             "mean": [round(float(x) / 1e3, 3) for x in layers.mean(axis=0)],
@@ -115,18 +114,22 @@ def against_trace() -> dict[str, Any]:
     }
 
 
-def ms(costs: Costs = H200, batch: int = 1, switches: Switches = BASE) -> float:
+def ms(
+    costs: Costs = H200, batch: int = 1, switches: Switches | None = None, kernel: Kernel = PRESENT
+) -> float:
     """A step at 8,192 tokens."""
     now = Situation.uniform(NORTH_MINI_CODE, [8191 - 128] * batch)
-    return simulate(KERNEL.plan(8), now, costs=costs, switches=switches).ms
+    switches = switches or kernel.switches_for(8)
+    return simulate(kernel.plan(8), now, costs=costs, switches=switches).ms
 
 
 def variants() -> list[dict[str, Any]]:
     """What the log tells of."""
-    base = ms()
+    costs = VERSION_TWO.costs
+    base = ms(costs, switches=BASE, kernel=VERSION_TWO)
     out = []
     for name, batch, switches, measured in LOG:
-        ratio = ms(batch=batch, switches=switches) / base
+        ratio = ms(costs, batch, switches, VERSION_TWO) / base
         print(f"{name:30} batch {batch}: measured {measured:.3f}, simulated {ratio:.3f}")
         out.append(
             {"change": name, "batch": batch, "measured": round(measured, 3),
@@ -138,7 +141,10 @@ def variants() -> list[dict[str, Any]]:
 def sensitivity() -> dict[str, Any]:
     """The seed, and each assumed constant halved, for one row and for eight."""
     base = {batch: ms(batch=batch) for batch in (1, 8)}
-    seeds = [ms(switches=replace(BASE, seed=seed)) / base[1] - 1 for seed in range(2, 6)]
+    seeds = [
+        ms(switches=replace(PRESENT.switches_for(8), seed=seed)) / base[1] - 1
+        for seed in range(2, 6)
+    ]
     halved = {
         name: {
             f"batch {batch}": round(
@@ -163,13 +169,13 @@ def main() -> int:
     rows = [row(case) for case in cases()]
     record = {
         "label": "simulated, against measured",
-        "kernels": {KERNEL.short: KERNEL.name, PRESENT.short: PRESENT.name},
+        "kernels": {kernel.short: kernel.name for kernel in KERNELS},
         "table": "mkref/simulate/h200.json",
         "table_sha256": hashlib.sha256(FILE.read_bytes()).hexdigest(),
         "fitted_on": FITTED_ON,
         "held_out": summary(rows),
         "cases": rows,
-        "trace": against_trace(),
+        "traces": {kernel.short: against_trace(kernel) for kernel in KERNELS},
         "variants": variants(),
         "sensitivity": sensitivity(),
         "seconds_for_one_step": round(seconds, 1),  # of one core, batch 1

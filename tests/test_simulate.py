@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -17,12 +17,14 @@ from mkref.measure.rungs import barriers, plain
 from mkref.plan import NO_COUNTER, Op, Plan, build_plan
 from mkref.plan.balance import balance
 from mkref.simulate.costs import H200, Costs
+from mkref.simulate.counters import Counters
 from mkref.simulate.ladder import SIMULATED, simulate_ladder
+from mkref.simulate.program import Part, assemble
 from mkref.simulate.run import Simulated, simulate
 from mkref.simulate.situation import Situation
 from mkref.simulate.switches import Switches
 from mkref.simulate.warps import TASK_SLOTS
-from mkref.simulate.work import Shapes
+from mkref.simulate.work import CHUNK, Shapes
 from mkref.trace.events import BEGIN, END, ISSUED, READY
 from mkref.trace.path import critical_path
 from mkref.trace.ring import ring_use
@@ -278,6 +280,66 @@ def test_switches_are_those_of_the_kernel() -> None:
     assert (few, batch) == (now.most_in_flight(4, 9)[0], now.most_in_flight(5, 9)[0])
     held = re.findall(r"OP_(\w+)", constant("HOLD_BACK_AFTER"))
     assert {op.name for op in now.hold_back_after} == set(held)
+    assert f"(uint32_t)arrivals / {now.may_miss} : 0u" in text
+    long_list = re.search(r"constexpr int SHORT_LIST = \d+, LONG_LIST = (\d+);", text)
+    assert long_list
+    assert now.merge_at_once == int(long_list[1]) * int(constant("CONSUMERS"))
+    assert now.least_normed == 1
+    assert "constexpr int SIDE = MOST_ROWS < 4 ? MOST_ROWS : 4;" in text
+
+
+def test_some_announcements_may_be_missing() -> None:
+    """The counter is full when all but so many have been seen, not before the last was sent."""
+    for times, full in (((10.0, 20.0, 90.0), 20.0), ((10.0, 20.0, 22.0), 20.0)):
+        for order in permutations(times):
+            counters = Counters(1, [0] * 3, {0: 1})
+            for at in order:
+                assert counters.full_at(0, lambda: None) is None
+                counters.arrive(0, at)
+            assert full == counters.full_at(0, lambda: None)
+    late = Counters(1, [0] * 2, {0: 1})
+    late.arrive(0, 90.0, not_before=80.0)
+    late.arrive(0, 20.0, not_before=10.0)
+    assert 80.0 == late.full_at(0, lambda: None)
+
+
+def test_only_x_may_miss_announcements() -> None:
+    """Of 132 announcements of a layer's x four may be missing; none of the logits or counters."""
+    plan = build_plan(NORTH_MINI_CODE, 132, full_pages=1, sliding_pages=1)
+    now = Situation.uniform(NORTH_MINI_CODE, [8191])
+    shapes = Shapes(NORTH_MINI_CODE, 8, RING, now, H200, Switches())
+    program = assemble([Part(plan)], shapes, Switches())
+    found = program.may_miss(32)
+    assert {4} == set(found.values())
+    assert NORTH_MINI_CODE.num_hidden_layers == len(found)
+    assert {0} == set(program.may_miss(0).values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "least", "side", "fours"),
+    [(1, 1, 1, 1), (1, 4, 4, 1), (2, 1, 2, 1), (3, 1, 4, 1), (4, 1, 4, 1), (8, 1, 4, 2)],
+)
+def test_rows_are_normed_side_by_side(rows: int, least: int, side: int, fours: int) -> None:
+    """As many as the build is for, at least so many, at most four at once."""
+    costs = replace(H200, norm_row=10.0, norm_rows=100.0)
+    switches = replace(SWITCHES, least_normed=least)
+    shapes = Shapes(SMALL, 8, RING, situation(rows), costs, switches)
+    task = next(task for _, _, task in PLAN if task.op == Op.QKV)
+    norm = shapes.of(task, normed=False).head - shapes.of(task, normed=True).head
+    assert norm == pytest.approx(costs.norm + 10.0 * (side - 1) + 100.0 * (fours - 1))
+
+
+def test_long_merges_take_fewer_trips() -> None:
+    """Of 256 chunks, 64 at once are four trips, 256 are one trip that takes longer."""
+    costs = replace(H200, merge_chunk=1.0, merge_pass=500.0)
+    task = next(task for _, _, task in PLAN if task.op == Op.MERGE and not task.window)
+    now = Situation.uniform(SMALL, [256 * CHUNK - 1])
+    few, many = (
+        Shapes(SMALL, 8, RING, now, costs, replace(SWITCHES, merge_at_once=n)).of(task, normed=True)
+        for n in (64, 256)
+    )
+    units = -(-(SMALL.q_width // 32 - task.first) // task.count)
+    assert few.head - many.head == pytest.approx(units * (3 * 500.0 - 192.0))
 
 
 def test_what_announces_itself_is_seen_sooner() -> None:

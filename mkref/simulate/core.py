@@ -94,6 +94,7 @@ class Core:
             flying = self.memory.in_flight(at)
             self.counters.arrive(key, at + costs.hop + per_byte * flying)
             if early != NOTHING:
-                self.counters.arrive(early, at + costs.announced + costs.announced_load * flying)
+                seen = at + costs.announced + costs.announced_load * flying
+                self.counters.arrive(early, seen, not_before=at)
 
         self.agenda.add(work.end, arrive)

@@ -3,7 +3,8 @@
 The values lie in `h200.json` beside this file, with the record that each was taken from or fitted
 to (`bench/fit_simulator.py` writes it). Times are ns, bandwidths bytes per ns. Times of the
 consumers and the loader are as a traced kernel shows them: `stamp` is what one of its time stamps
-costs, and is taken off where there are none.
+costs, and is taken off where there are none. They are of the present kernel; under "older" the file
+has what differs in older ones, whose records are predicted too.
 
 What it does not do: scale to another GPU. Its bandwidth can be changed, its SMs stay an H200's.
 """
@@ -38,12 +39,14 @@ class Costs:
         announced, announced_load: the same where results tell by themselves that they are there.
         find, find_row: experts of one row, and of each further one; without a router `dense`.
         head: from having the inputs until the first stage is taken.
-        norm, norm_rows: part of `head` if x must be normed; what each further four rows add.
+        norm: part of `head` if x must be normed, of one row.
+        norm_row, norm_rows: each more row up to four; each further four rows.
         stage, gap, block, tail: taking a stage; between two; between row blocks; after the last.
         tile, tile_l2: a stage's tile and warp on the slow path, activations in shared memory or L2.
         item, item_gap, fresh: a chunk of attention; between two; more where this step's key is.
         no_item: attention without a chunk.
-        merge, merge_pass: a unit of MERGE by the consumers, and 64 chunks of it.
+        merge, merge_pass: a unit of MERGE by the consumers, and each trip to L2 for its chunks;
+        merge_chunk: of one trip, each chunk beyond 64, when all SMs read.
         merge_unit, merge_panel: a unit by the helper, and 32 chunks of it.
         no_merge: MERGE without a unit.
         embed, sample: those tasks.
@@ -73,6 +76,7 @@ class Costs:
     dense: float
     head: Mapping[str, float]
     norm: float
+    norm_row: float
     norm_rows: float
     stage: Mapping[str, float]
     gap: Mapping[str, float]
@@ -86,6 +90,7 @@ class Costs:
     no_item: float
     merge: float
     merge_pass: float
+    merge_chunk: float
     merge_unit: float
     merge_panel: float
     no_merge: float
@@ -96,8 +101,12 @@ class Costs:
     launch: Mapping[str, float]
 
 
-def from_dict(data: Mapping[str, Any]) -> Costs:
+def from_dict(data: Mapping[str, Any], older: str = "") -> Costs:
     """The costs in the form of `h200.json`.
+
+    Args:
+        data: in that form.
+        older: short name of an older kernel that the table has, whose own times are wanted.
 
     Raises:
         RequestError: a constant is missing, unknown, or none.
@@ -109,6 +118,7 @@ def from_dict(data: Mapping[str, Any]) -> Costs:
             f"costs: constants {sorted(names ^ found.keys())} are missing or unknown; "
             "bench/fit_simulator.py writes them all"
         )
+    found = found | data["older"][older] if older else found
     values = {name: entry["value"] for name, entry in found.items()}
     for name, value in values.items():
         for number in value.values() if isinstance(value, dict) else (value,):
@@ -118,4 +128,4 @@ def from_dict(data: Mapping[str, Any]) -> Costs:
 
 
 H200 = from_dict(json.loads(FILE.read_text(encoding="utf-8")))
-"""Fitted to records of an NVIDIA H200."""
+"""Of the present kernel on an NVIDIA H200."""

@@ -6,7 +6,8 @@ through. A counter that nobody arrives at is full from the start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heappushpop
 
 __all__ = ["NOTHING", "Counters"]
 
@@ -21,17 +22,27 @@ class Counters:
         wake: what is to be called next, because what it waited for is known now.
     """
 
-    def __init__(self, n: int, arrivals: Iterable[int]) -> None:
-        """`n` counters; `arrivals` names one for each arrival that will come."""
+    def __init__(
+        self, n: int, arrivals: Iterable[int], may_miss: Mapping[int, int] | None = None
+    ) -> None:
+        """`n` counters; `arrivals` names one for each arrival that will come; `may_miss` says which
+        count as full when so many are still missing."""
         self._missing = [0] * n
         for key in arrivals:
             self._missing[key] += 1
         self._time = [0.0] * n
+        # Of those that may miss some: the last ones, one more than may miss.
+        self._last = {key: [0.0] * (m + 1) for key, m in (may_miss or {}).items() if m}
         self._waiting: list[dict[Callable[[], None], None]] = [{} for _ in range(n)]
         self.wake: list[Callable[[], None]] = []
 
-    def arrive(self, key: int, at: float) -> None:
-        """One arrival, seen by everybody at time `at`."""
+    def arrive(self, key: int, at: float, *, not_before: float = 0.0) -> None:
+        """One arrival, seen by everybody at time `at`; before `not_before` the counter is not full
+        even if this arrival may miss."""
+        if key in self._last:
+            last = self._last[key]
+            heappushpop(last, at)
+            at = max(last[0], not_before)
         if at > self._time[key]:
             self._time[key] = at
         self._missing[key] -= 1

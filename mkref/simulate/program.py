@@ -9,8 +9,9 @@ What it does not do: time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from mkref.plan.effects import ROUTED
@@ -80,16 +81,23 @@ class Program:
         follows: for each launch how it follows the one before.
         n_counters: of all parts together; one more per launch tells when it has ended.
         arrivals: a key for each arrival that will come.
+        of_x: keys of announcements of x.
     """
 
     works: list[list[Work]]
     follows: list[Follows]
     n_counters: int
     arrivals: list[int]
+    of_x: set[int] = field(default_factory=set)
 
     def end_key(self, launch: int) -> int:
         """Key of the counter of SMs that have ended a launch."""
         return self.n_counters - len(self.follows) + launch
+
+    def may_miss(self, one_in: int) -> dict[int, int]:
+        """For each key of announcements of x, how many need not have come."""
+        expected = Counter(key for key in self.arrivals if key in self.of_x)
+        return {key: n // one_in if one_in else 0 for key, n in expected.items()}
 
 
 def assemble(parts: Sequence[Part], shapes: Shapes, switches: Switches) -> Program:
@@ -156,6 +164,8 @@ def _link(
             if task.op in ANNOUNCING:
                 work.announces = work.signal + each
                 program.arrivals.append(work.announces)
+                if task.op == Op.DOWN:
+                    program.of_x.add(work.announces)
 
 
 def _hold_back(works: Sequence[Work], program: Program, switches: Switches) -> None:

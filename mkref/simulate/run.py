@@ -147,7 +147,7 @@ def _run(
     stages_of: Sequence[int],
 ) -> list[Core]:  # fmt: skip
     """All SMs after everything has happened."""
-    counters = Counters(program.n_counters, program.arrivals)
+    counters = Counters(program.n_counters, program.arrivals, program.may_miss(switches.may_miss))
     memory = Memory(costs, len(program.works), copies=switches.copies, seed=switches.seed)
     agenda = Agenda()
     most = switches.most_in_flight(rows, ring.stages)

@@ -32,6 +32,10 @@ class Switches:
         merge_rows: up to so many rows the consumers do MERGE, else the helper.
         early_rows: up to so many rows tasks with Flag.EARLY wait for the announcement of x only.
         announced: router logits tell by themselves that they are there; else a counter does.
+        may_miss: of the announcements of x, one in so many need not have come before x is read, but
+            its writers must have ended: whoever reads too soon looks again; 0: all must have come.
+        least_normed: rows that are normed however few there are; then as many as the build is for.
+        merge_at_once: chunks that the consumers ask for in one pass of MERGE.
         hold_back_after: operations after which the loader holds back while the next task waits.
         copies: bytes take time; without, every copy has landed at once.
         traced: the kernel takes time stamps, which cost time.
@@ -45,6 +49,9 @@ class Switches:
     merge_rows: int = 1
     early_rows: int = 2
     announced: bool = True
+    may_miss: int = 32
+    least_normed: int = 1
+    merge_at_once: int = 512
     hold_back_after: tuple[Op, ...] = (Op.EMBED, Op.QKV, Op.GATE_UP, Op.O_PROJ, Op.DOWN)
     copies: bool = True
     traced: bool = False

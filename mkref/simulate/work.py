@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from mkref.machine.source import build_rows
 from mkref.plan.build import CHUNK_PAGES, PAGE
 from mkref.plan.effects import ROUTED
 from mkref.plan.runtime import attention_items, chunk_counts, segments
@@ -35,6 +36,8 @@ CHUNK = PAGE * CHUNK_PAGES
 OF_X = (Op.ROUTER, Op.QKV, Op.GATE_UP, Op.HEAD)
 """Products of the normed x: the first of a layer norms it."""
 FITTING_TILES = 64  # tiles of a stage for which the kernel has a fast path
+TRIP_CHUNKS = 64
+"""So many chunks are one trip of MERGE to L2; what a trip fetches beyond them takes longer."""
 
 
 class Stage(NamedTuple):
@@ -114,6 +117,13 @@ class Shapes:
             and all(width // TILE % FITTING_TILES == 0 for width in widths)
         )
 
+    @cached_property
+    def _norm(self) -> float:
+        """Rows are normed four at a time, or as many as the build is for."""
+        c, rows = self.costs, self.situation.rows
+        side = min(max(build_rows(rows), self.switches.least_normed), 4)
+        return c.norm + c.norm_row * (side - 1) + c.norm_rows * (-(-rows // 4) - 1)
+
     def _service(self, op: Op, k_tiles: int, n_tiles_of_stage: int) -> float:
         """What the consumers need for the tiles of one stage."""
         c = self.costs
@@ -127,7 +137,7 @@ class Shapes:
         c, op, k = self.costs, Op(task.op), task.k_tiles
         head = self._less(c.head[op.name])
         if op in OF_X and not normed:
-            head += c.norm + c.norm_rows * (-(-self.situation.rows // 4) - 1)
+            head += self._norm
         # Runs of tiles, and row blocks that end with each tile of the run.
         if op == Op.GATE_UP:
             runs = [segment.count * k for segment in segments(task, experts)]
@@ -187,7 +197,9 @@ class Shapes:
             return self._less(c.no_merge)
         chunks = chunk_counts(self.positions, task.window)[rows]
         if self.situation.rows <= self.switches.merge_rows:
-            each = c.merge + c.merge_pass * -(-chunks // 64)
+            trips = -(-chunks // self.switches.merge_at_once)
+            more = np.maximum(chunks - TRIP_CHUNKS * trips, 0)
+            each = c.merge + c.merge_pass * trips + c.merge_chunk * more
         else:
             each = c.merge_unit + c.merge_panel * -(-chunks // 32)
         return float(each.sum())
