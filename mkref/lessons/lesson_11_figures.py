@@ -22,8 +22,6 @@ __all__ = ["asked_before_ready", "asked_while_waiting", "copy_ns", "last_of_qkv"
 __all__ += ["ring_stages", "simulated_ms", "stages_in_flight", "sweep"]
 
 N_SM, CONTEXT, PAGES = 132, 8192, 200
-SHARED_BYTES = 232448
-"""Shared memory of one block on an H200, at most."""
 SHOWN = ("QKV", "ATTENTION", "MERGE", "GATE_UP", "O_PROJ", "DOWN")
 
 
@@ -53,6 +51,8 @@ def stages_in_flight(latency_ns: float, n_sm: int = N_SM) -> float:
 
 def ring_stages(rows: int) -> int:
     """Stages of the ring in the kernel's build for a step of so many rows, on an H200."""
+    from mkref.simulate.run import SHARED_BYTES
+
     return ring_for(NORTH_MINI_CODE, SHARED_BYTES, rows).stages
 
 

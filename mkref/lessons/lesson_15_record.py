@@ -26,6 +26,7 @@ READS = ("h200/decode.json", "h200/contexts.json", "h200/version_two/decode.json
 LADDER = "h200/ladder.json"
 CONTEXT = 8192
 DECODE = ("h200/decode.json", "h200/version_two/decode.json")
+LADDERS = ("h200/ladder.json", "h200/ladder_batch_1_4.json")
 TRACE = "trace_north_h200.json.gz"
 
 
@@ -200,8 +201,8 @@ def traced_and_not() -> tuple[float, float | None]:
         other = bench_record(name)["provenance"]
         if made.get("sources") and other.get("sources") == made["sources"]:
             commits.add(other["commit"])
-    ladder = bench_record("h200/ladder_batch_1_4.json")["provenance"]
-    kernels = {ladder["kernel"]} if ladder["commit"] in commits else set()
+    ladders = [bench_record(name)["provenance"] for name in LADDERS]
+    kernels = {of["kernel"] for of in ladders if of["commit"] in commits}
     for name in DECODE:
         try:
             record = bench_record(name)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mkref.simulate.situation import Situation
     from mkref.trace.events import Trace
 
-__all__ = ["Simulated", "end_of", "simulate", "simulate_parts"]
+__all__ = ["SHARED_BYTES", "Simulated", "end_of", "simulate", "simulate_parts"]
 
 SHARED_BYTES = 232448
 """Shared memory that one block of an H200 can have: 227 KB (CUDA programming guide, 9.0)."""
