@@ -77,7 +77,8 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "waiting_2": (("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;"),),
     "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
     "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 2;"),),
-    "merge_32_at_once": (("LONG_LIST = 64;", "LONG_LIST = 32;"),),
+    "splits_256": (("MOST_SPLITS = 512;", "MOST_SPLITS = 256;"),),
+    "mma_volatile": (('asm("mma.sync', 'asm volatile("mma.sync'),),
     "announced_by_all": (("(announced ? (uint32_t)arrivals / 32 : 0u)", "0u"),),
     "share_after_route": (
         (
@@ -88,14 +89,6 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
             "if (MOST_ROWS > 1 && task.op == OP_GATE_UP) share_gate_up(",
             "if (task.op == OP_GATE_UP) share_gate_up(",
         ),
-    ),
-    "largest_alone": (
-        (
-            "largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32)",
-            "largest<8>(u.ml, u.n_chunks, c.lane, 32)",
-        ),
-        ("  consumers_sync();  // maxima of all warps\n", "  __syncwarp();\n"),
-        ("UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);", ""),
     ),
     "ahead_1": (("AHEAD = 2;", "AHEAD = 1;"),),
     "ahead_4": (("AHEAD = 2;", "AHEAD = 4;"),),

@@ -411,14 +411,14 @@ struct Shared {
   alignas(16) uint2 activation[HIDDEN_TILES * MOST_ROWS * 4];  // normed x of all rows, B order
   // Sums of the eight warps; two buffers, so that one barrier per block is enough.
   alignas(16) float partial[2][CONSUMERS][PARTIALS];
-  // Attention: exp2(s - m) of a chunk, B order. MERGE by the consumers: weights of 32 chunks.
+  // Attention: exp2(s - m) of a chunk, B order. MERGE by the consumers: weights of 32 splits.
   alignas(16) uint2 weight[CONSUMERS][LANES];
   alignas(16) Task tasks[TASK_SLOTS];
   int records[TASK_SLOTS];  // numbers of those tasks
   alignas(16) Route route;
-  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile; MERGE: of chunks
+  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile; MERGE: of splits
   float sums[CONSUMERS][COLUMNS];       // and the sum of its weights
-  alignas(16) float2 merge_weight[32];  // MERGE by the helper: of 32 chunks, and times their l
+  alignas(16) float2 merge_weight[32];  // MERGE by the helper: of 32 splits, and times their l
   alignas(16) Task loading;             // the loader's record
   float squares[MOST_ROWS][CONSUMERS];  // RMSNorm
   Best best[CONSUMERS][MOST_ROWS];      // HEAD
@@ -698,11 +698,17 @@ __device__ __noinline__ int share(int total, int n_slots, int slot) {
                (unsigned)n_slots);  // < 2^22 granules, 2^10 slots
 }
 
-// The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions,
-// that hold them.
+// The keys that a row sees in one layer, the chunks of 128 keys, aligned to absolute positions, that
+// hold them, and the splits: 2^split_log chunks that one SM works on one after the other. A row has
+// at most MOST_SPLITS of them, since MERGE has to read a result of each; how many depends on its
+// length alone.
 struct KeyRange {
   int first, last;  // `last` is the token of this step
   int chunk, n_chunks;
+  int split_log;
+  __device__ __forceinline__ int n_splits() const {
+    return (n_chunks + (1 << split_log) - 1) >> split_log;
+  }
 };
 __device__ __forceinline__ KeyRange key_range(int position, int window) {
   KeyRange r;
@@ -710,34 +716,62 @@ __device__ __forceinline__ KeyRange key_range(int position, int window) {
   r.first = window > 0 && r.last >= window ? r.last - window + 1 : 0;
   r.chunk = r.first / CHUNK;
   r.n_chunks = r.last / CHUNK - r.chunk + 1;
+  r.split_log = 0;
+  ROLL while (r.n_chunks > MOST_SPLITS << r.split_log) r.split_log++;
   return r;
 }
 
-// Item `i` of a layer's attention: one chunk of one KV head of one row. Items are dealt to the
-// slots in turn. `row` is -1 beyond the last item.
+// One chunk of one KV head of one row. Items are splits of a KV head; they are dealt to the slots
+// in turn. `row` is -1 beyond the last item.
 struct AttentionItem {
   int row, head, chunk;  // chunk counts from the row's first visible chunk
   int first_page, last_page;
   KeyRange range;
-  // Number `i` of its row, if the row has so many.
-  __device__ __forceinline__ bool choose(int i) {
-    if (i >= range.n_chunks * N_KV_HEADS) return false;
-    head = i % N_KV_HEADS;
-    chunk = i / N_KV_HEADS;
+  __device__ __forceinline__ int split() const { return chunk >> range.split_log; }
+  __device__ __forceinline__ int in_split() const { return chunk - (split() << range.split_log); }
+  __device__ __forceinline__ void find_pages() {
     const int page = (range.chunk + chunk) * CHUNK_PAGES;
     first_page = page > range.first / PAGE ? page : range.first / PAGE;
     const int last = page + CHUNK_PAGES - 1;
     last_page = last < range.last / PAGE ? last : range.last / PAGE;
+  }
+  // Chunk `of_split` of item `i` of its row, if the row has so many.
+  __device__ __forceinline__ bool choose(int i, int of_split = 0) {
+    if (i >= range.n_splits() * N_KV_HEADS) return false;
+    head = i % N_KV_HEADS;
+    chunk = (i / N_KV_HEADS << range.split_log) + of_split;
+    find_pages();
+    return true;
+  }
+  // The next chunk of the split, if there is one.
+  __device__ __forceinline__ bool next_chunk() {
+    if (((chunk + 1) >> range.split_log) != split() || chunk + 1 >= range.n_chunks) return false;
+    chunk++;
+    find_pages();
     return true;
   }
 };
+// What slot `turn % count` has in its turn number `turn / count`, where each of its items takes as
+// many turns as a split of that row has chunks. In the last turns of a row's last split there may
+// be no chunk: its first page comes after the last one.
 __device__ __noinline__ AttentionItem attention_item(const Shared& s, int rows, int step,
-                                                     int window, int i) {
+                                                     int window, int turn, int count) {
   AttentionItem item;
   ROLL for (item.row = 0; item.row < rows; item.row++) {
     item.range = key_range(s.positions[item.row] + step, window);
-    if (item.choose(i)) return item;
-    i -= item.range.n_chunks * N_KV_HEADS;
+    const int n_items = item.range.n_splits() * N_KV_HEADS, log = item.range.split_log;
+    if (log == 0) {
+      if (item.choose(turn)) return item;
+      turn -= n_items;
+      continue;
+    }
+    const int first = turn % count, own = (n_items - first + count - 1) / count;
+    turn = turn / count;
+    if (turn < own << log) {
+      item.choose(first + (turn >> log) * count, turn & ((1 << log) - 1));
+      return item;
+    }
+    turn = (turn - (own << log)) * count + first + own * count - n_items;
   }
   item.row = -1;
   return item;
@@ -921,15 +955,15 @@ __device__ __forceinline__ void finish_scores(Context& c, const Picks& picks) {
 // Looked up ahead of need, since a table lookup is a trip to L2.
 struct Pages {
   long long tile;
-  bool exists;
+  int exists;  // 1 yes, 0 no, -1: nor has anything that comes after it
 };
 __device__ __noinline__ Pages find_pages(int first, int count, int window, int kv_tiles, int kind,
                                          int step, int round) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const int lane = threadIdx.x % 32;
   const AttentionItem item = attention_item(s, rows_in_use(s.params), step, window,
-                                            first + (round + lane / ITEM_RUNS) * count);
-  Pages found = {0, false};
+                                            first + (round + lane / ITEM_RUNS) * count, count);
+  Pages found = {0, item.row >= 0 ? 0 : -1};
   if (item.row >= 0) {
     const int run = lane % ITEM_RUNS, page = item.first_page + run % CHUNK_PAGES;
     found.exists = page <= item.last_page;
@@ -1008,7 +1042,7 @@ __device__ void loader(Context& c, int begin, int end) {
     return c.s.loading;
   };
   int soon = fetch(begin), later = fetch(begin + 1);
-  Pages next_pages = {0, false};
+  Pages next_pages = {0, -1};
   ROLL for (c.step = 0; c.step < c.p.n_steps && !c.stopped; c.step++) {
     int routed_layer = -1;
     if (__shfl_sync(ALL, soon, 0) == OP_ATTENTION) next_pages = find_pages(c, unpack(soon), 0);
@@ -1069,9 +1103,9 @@ __device__ void loader(Context& c, int begin, int end) {
           if (++expert == route.n_active) expert = 0, row_block++;
         } else if (task.op == OP_ATTENTION) {
           if (i > 0 && i % 32 == 0) pages = find_pages(c, task, i / ITEM_RUNS);
-          const bool exists = __shfl_sync(ALL, (int)pages.exists, i % 32) != 0;
-          if (!exists && i % ITEM_RUNS == 0) break;  // every item has a first page
-          if (!exists) continue;
+          const int exists = __shfl_sync(ALL, pages.exists, i % 32);
+          if (exists < 0) break;
+          if (exists == 0) continue;
           tiles = c.p.kv + __shfl_sync(ALL, pages.tile, i % 32) * LANES;
           n_tiles = RUN_TILES;
         }
@@ -1597,11 +1631,11 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   uint2 q[DIM_TILES];
   uint32_t own_k[2 * DIM_TILES] = {}, own_v = 0;  // this lane's part of the row's own key and value
   const int rows = rows_in_use(c.p);
-  int i = task.first;
+  int turn = task.first;
   AttentionItem item = {};
   auto find_item = [&](int first_row) {
     item.row = -1;
-    if (first_row < rows) item = attention_item(c.s, rows, c.step, task.window, i);
+    if (first_row < rows) item = attention_item(c.s, rows, c.step, task.window, turn, task.count);
   };
   auto load_q = [&] {
     const uint2* from =
@@ -1628,9 +1662,12 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   };
   item.row = 0;
   item.range = key_range(c.s.positions[0] + c.step, task.window);
-  if (!item.choose(i)) find_item(1);
+  if (!item.choose(turn)) find_item(1);
   load_q();
   load_own();
+  // Of the split so far: output before division, and of heads 2 quad, 2 quad + 1 the maximum and
+  // the sum.
+  float o[4], running[2], total[2];
   ROLL while (item.row >= 0) {
     const AttentionItem now = item;
     const KeyRange range = now.range;
@@ -1693,9 +1730,12 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     if (KEYS_FIRST) {
       ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
     }
-    // The next item, and its queries if they are others, while this one's arithmetic goes on.
-    i += task.count;
-    if (!item.choose(now.chunk * N_KV_HEADS + now.head + task.count)) find_item(now.row + 1);
+    // What comes next, and its queries if they are others, while this arithmetic goes on.
+    const bool split_goes_on = item.next_chunk();
+    if (!split_goes_on) {
+      turn += task.count << range.split_log;
+      if (!item.choose(now.split() * N_KV_HEADS + now.head + task.count)) find_item(now.row + 1);
+    }
     if (item.row != now.row || item.head != now.head) load_q();
     const uint32_t now_v = own_v;
     load_own();
@@ -1716,6 +1756,19 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     consumers_sync();  // maxima of all key tiles; the last chunk's weights have been read
     UNROLL for (int w = 0; w < CONSUMERS; w++) UNROLL for (int e = 0; e < 2; e++) top[e] =
         fmaxf(top[e], c.s.tops[w][2 * c.quad + e]);
+    if (now.in_split() == 0) {
+      UNROLL for (int e = 0; e < 4; e++) o[e] = 0.0f;
+      UNROLL for (int e = 0; e < 2; e++) total[e] = 0.0f;
+    } else {
+      UNROLL for (int e = 0; e < 2; e++) {
+        top[e] = fmaxf(top[e], running[e]);
+        const float scale = exp2_(running[e] - top[e]);
+        total[e] = total[e] * scale;
+        o[e] = o[e] * scale;
+        o[e + 2] = o[e + 2] * scale;
+      }
+    }
+    UNROLL for (int e = 0; e < 2; e++) running[e] = top[e];
     uint16_t* weight = (uint16_t*)c.s.weight[c.warp];
     float sum[2];
     UNROLL for (int e = 0; e < 2; e++) {
@@ -1736,9 +1789,8 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
 
     // Values: rows are this warp's 16 dimensions, columns are heads.
     const int part =
-        ((now.row * N_KV_HEADS + now.head) * (int)c.p.max_chunks + now.chunk) * COLUMNS;
+        ((now.row * N_KV_HEADS + now.head) * (int)c.p.max_splits + now.split()) * COLUMNS;
     if (c.warp < DIM_TILES) {
-      float o[4] = {0.0f, 0.0f, 0.0f, 0.0f};
       const bool patch = has_fresh || chunk_key < range.first;
       const uint16_t* v_new = c.p.v_new + now.head * HEAD_DIM + c.warp * 16 + c.group;
       const int values = (KEYS_FIRST ? c.warp : DIM_TILES + c.warp) * KEY_TILES;
@@ -1765,17 +1817,19 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
               ptx::mma_m16n8k16(o, a[j], weights[(p * KEY_TILES + j) * LANES]);
         }
       }
-      // The chunk's result: output before division, maximum and sum.
-      UNROLL for (int e = 0; e < 4; e++) {
-        const int head = 2 * c.quad + e % 2, dim = c.warp * 16 + c.group + e / 2 * 8;
-        if (head < GROUP) c.p.part_o[(long long)(part + head) * HEAD_DIM + dim] = o[e];
-      }
+      // The split's result: output before division, maximum and sum.
+      if (!split_goes_on) UNROLL for (int e = 0; e < 4; e++) {
+          const int head = 2 * c.quad + e % 2, dim = c.warp * 16 + c.group + e / 2 * 8;
+          if (head < GROUP) c.p.part_o[(long long)(part + head) * HEAD_DIM + dim] = o[e];
+        }
     }
     if (c.warp == 0 && c.group == 0) UNROLL for (int e = 0; e < 2; e++) {
         const int head = 2 * c.quad + e;
         float l = c.s.sums[0][head];
         UNROLL for (int w = 1; w < CONSUMERS; w++) l = l + c.s.sums[w][head];
-        if (head < GROUP) ((float2*)c.p.part_ml)[part + head] = float2{top[e], l};
+        total[e] = total[e] + l;
+        if (head < GROUP && !split_goes_on)
+          ((float2*)c.p.part_ml)[part + head] = float2{top[e], total[e]};
       }
     UNROLL for (int k = 0; k < CHUNK_PAGES * RUN_STAGES; k++) if (k < n_stages) leave_stage(c);
   }
@@ -1793,7 +1847,7 @@ __device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int k
     uint16_t* tiles =
         (uint16_t*)p.kv + page_tile(p, kv_tiles, kind, row, head, position / PAGE) * 256;
     const int at = row * KV_WIDTH + head * HEAD_DIM;
-    UNROLL for (int dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) {
+    ROLL for (int dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) {
       tiles[(key / 16 * DIM_TILES + dim / 16) * 256 + a_order(key % 16, dim % 16)] =
           p.k_new[at + dim];
       tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 +
@@ -1803,14 +1857,14 @@ __device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int k
   }
 }
 
-// Attention output from the results of the chunks; in B order for the output projection. A unit is
-// 32 outputs of one head of one row, one per lane. The sum is eight sums, over chunks w, w + 8, ...
+// Attention output from the results of the splits; in B order for the output projection. A unit is
+// 32 outputs of one head of one row, one per lane. The sum is eight sums, over splits w, w + 8, ...
 // in ascending order, which are then added. With few rows the consumers do it, a warp per sum,
 // because everybody waits for it; else one warp beside them, which has more time. Both give the
 // same bits. L2 is a microsecond away: what is needed is asked for at once.
 struct MergeUnit {
-  int row, out, n_chunks;  // this lane's output
-  const float2* ml;        // maximum and sum of chunk 0
+  int row, out, n_splits;  // this lane's output
+  const float2* ml;        // maximum and sum of split 0
   const float* values;     // and its output
 };
 __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
@@ -1818,62 +1872,47 @@ __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
   MergeUnit u;
   u.row = unit / (Q_WIDTH / 32);
   u.out = unit % (Q_WIDTH / 32) * 32 + threadIdx.x % 32;
-  u.n_chunks = key_range(s.positions[u.row] + step, window).n_chunks;
+  u.n_splits = key_range(s.positions[u.row] + step, window).n_splits();
   const int head = u.out / HEAD_DIM;
-  const int part = (u.row * N_KV_HEADS + head / GROUP) * (int)s.params.max_chunks * COLUMNS;
+  const int part = (u.row * N_KV_HEADS + head / GROUP) * (int)s.params.max_splits * COLUMNS;
   u.ml = (const float2*)s.params.part_ml + part + head % GROUP;
   u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
   return u;
 }
-// The largest maximum of the chunks `first`, `first` + `step`, ... of all lanes, whose `first`
-// differ. SIDE of them are asked for at once.
-template <int SIDE>
-__device__ __forceinline__ float largest(const float2* ml, int n_chunks, int first, int step) {
-  float m = negative_infinity();
-  ROLL for (int k = first; k < n_chunks; k += SIDE * step) UNROLL for (int i = 0; i < SIDE; i++) {
-    if (k + i * step < n_chunks) m = fmaxf(m, ml[(k + i * step) * COLUMNS].x);
-  }
-  ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
-  return m;
-}
-
-// This warp's sums over the chunks warp, warp + 8, ...: of l, and of this lane's output. SIDE of
-// the values are asked for at once: 8K of context have eight, which is all of them, and in a long
-// one it matters how many are on their way.
-constexpr int SHORT_LIST = 8, LONG_LIST = 64;
+// This warp's sums over the splits warp, warp + 8, ...: of l, and of this lane's output. All SIDE
+// that there may be are asked for at once: L2 is a microsecond away.
+constexpr int SHORT_LIST = 8, LONG_LIST = MOST_SPLITS / CONSUMERS;
 template <int SIDE>
 __device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
   constexpr int STRIDE = COLUMNS * HEAD_DIM, SETS = (SIDE + 31) / 32;
   const float* values = u.values + c.warp * STRIDE;
-  const int n = (u.n_chunks - c.warp + CONSUMERS - 1) / CONSUMERS;
-  float2* weights = (float2*)c.s.weight[c.warp];  // of 32 chunks of this warp; and times their l
-  float l = 0.0f, o = 0.0f, m = 0.0f;
-  ROLL for (int k = 0; k == 0 || k < n; k += SIDE, values += SIDE * CONSUMERS * STRIDE) {
-    float v[SIDE];
-    UNROLL for (int i = 0; i < SIDE; i++) v[i] = k + i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
-    float2 own[SETS];  // maximum and sum of this lane's chunk of each 32
-    UNROLL for (int set = 0; set < SETS; set++) {
-      const int chunk = k + set * 32 + c.lane;
-      own[set] = float2{negative_infinity(), 0.0f};
-      if (chunk < n) own[set] = u.ml[(c.warp + chunk * CONSUMERS) * COLUMNS];
+  const int n = (u.n_splits - c.warp + CONSUMERS - 1) / CONSUMERS;
+  float v[SIDE];
+  UNROLL for (int i = 0; i < SIDE; i++) v[i] = i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
+  float2 own[SETS];  // maximum and sum of this lane's split of each 32
+  float m = negative_infinity();
+  UNROLL for (int set = 0; set < SETS; set++) {
+    const int split = set * 32 + c.lane;
+    own[set] = float2{negative_infinity(), 0.0f};
+    if (split < n) own[set] = u.ml[(c.warp + split * CONSUMERS) * COLUMNS];
+  }
+  UNROLL for (int set = 0; set < SETS; set++) m = fmaxf(m, own[set].x);
+  ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+  if (c.lane == 0) c.s.tops[c.warp][0] = m;
+  consumers_sync();  // maxima of all warps
+  UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
+  float2* weights = (float2*)c.s.weight[c.warp];  // of 32 splits of this warp; and times their l
+  float l = 0.0f, o = 0.0f;
+  UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last split weight and addend are 0
+    if (i % 32 == 0) {
+      const float weight = exp2_(own[i / 32].x - m);
+      __syncwarp();  // the last 32 have been read
+      weights[c.lane] = float2{weight, own[i / 32].y * weight};
+      __syncwarp();  // weights of all lanes
     }
-    if (k == 0) {
-      m = largest<SIDE / 8>(u.ml, u.n_chunks, c.thread, CONSUMERS * 32);
-      if (c.lane == 0) c.s.tops[c.warp][0] = m;
-      consumers_sync();  // maxima of all warps
-      UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
-    }
-    UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last chunk weight and addend are 0
-      if (i % 32 == 0) {
-        const float weight = exp2_(own[i / 32].x - m);
-        __syncwarp();  // the last 32 have been read
-        weights[c.lane] = float2{weight, own[i / 32].y * weight};
-        __syncwarp();  // weights of all lanes
-      }
-      const float2 w = weights[i % 32];
-      l = l + w.y;
-      o = o + v[i] * w.x;
-    }
+    const float2 w = weights[i % 32];
+    l = l + w.y;
+    o = o + v[i] * w.x;
   }
   return float2{l, o};
 }
@@ -1882,7 +1921,7 @@ __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task)
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     const MergeUnit u = merge_unit(unit, task.window, c.step);
-    const float2 own = u.n_chunks <= SHORT_LIST * CONSUMERS ? merge_list<SHORT_LIST>(c, u)
+    const float2 own = u.n_splits <= SHORT_LIST * CONSUMERS ? merge_list<SHORT_LIST>(c, u)
                                                             : merge_list<LONG_LIST>(c, u);
     float l = own.x, o = own.y;
     c.buffer ^= 1;
@@ -1908,21 +1947,27 @@ __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     MergeUnit u = merge_unit(unit, task.window, c.step);
-    float list_o[LISTS] = {}, list_l = 0.0f, m = 0.0f;  // lane w has the l of list w
-    ROLL for (int base = 0; base < u.n_chunks;
+    float list_o[LISTS] = {}, list_l = 0.0f;  // lane w has the l of list w
+    float m = negative_infinity();
+    ROLL for (int base = 0; base < u.n_splits;
               base += PANEL, u.values += PANEL * COLUMNS * HEAD_DIM) {
-      const int left = u.n_chunks - base;
+      const int left = u.n_splits - base;
       float2 own = {negative_infinity(), 0.0f};
       if (c.lane < left) own = u.ml[(base + c.lane) * COLUMNS];
       float v[PANEL];
       UNROLL for (int i = 0; i < PANEL; i++) v[i] =
           i < left ? u.values[i * COLUMNS * HEAD_DIM] : 0.0f;
-      if (base == 0) m = largest<4>(u.ml, u.n_chunks, c.lane, 32);
+      if (base == 0) {  // beside the values
+        ROLL for (int k = c.lane; k < u.n_splits; k += 4 * 32) UNROLL for (int i = 0; i < 4; i++) {
+          if (k + i * 32 < u.n_splits) m = fmaxf(m, u.ml[(k + i * 32) * COLUMNS].x);
+        }
+        ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+      }
       const float weight = exp2_(own.x - m);
       __syncwarp();  // the last panel's weights have been read
       c.s.merge_weight[c.lane] = float2{weight, own.y * weight};
       __syncwarp();  // weights of all lanes
-                     // Beyond the last chunk weight and addend are 0.
+                     // Beyond the last split weight and addend are 0.
       UNROLL for (int i = 0; i < PANEL; i += LISTS) {
         list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].y;
         UNROLL for (int w = 0; w < LISTS; w++) list_o[w] =
@@ -1958,6 +2003,7 @@ __device__ void helper(Context& c, int begin, int end) {
       if (task.op == OP_MERGE ? CONSUMERS_MERGE : !routed || task.layer == routed_layer) continue;
       if (routed) {
         wait_barrier(c, &c.s.route_empty, phase ^ 1);
+        if (__ballot_sync(ALL, c.stopped || look(c.s.gave_up)) != 0) return;
         clear_scores(c);
         // One row takes TOP_K experts, whichever they are: no need to know them.
         if (MOST_ROWS == 1 && task.op == OP_GATE_UP) share_gate_up(c, task, dense ? 1 : TOP_K);

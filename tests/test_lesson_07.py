@@ -65,7 +65,7 @@ def winner(program: Program, n_sm: int) -> int:
     params = np.zeros(1, PARAMS)
     for name, array in own.items():
         params[name] = array.ctypes.data
-    params["max_pages"], params["max_chunks"] = own["page_table"].shape[2], own["part_o"].shape[2]
+    params["max_pages"], params["max_splits"] = own["page_table"].shape[2], own["part_o"].shape[2]
     params["rows"] = params["n_steps"] = 1
     params["timeout_ns"] = 3_000_000_000
     program.launch(

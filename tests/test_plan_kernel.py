@@ -75,12 +75,16 @@ def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
     assert different_buffers(small_config(), steps, (72, 74), HostMachine(ring=ring)) <= OF_THE_PLAN
 
 
-@pytest.mark.parametrize("positions", [[9000], [69000], [9000, 511]])
+@pytest.mark.parametrize(
+    "positions",
+    [[9000], [65535], [69000], [9000, 511], [511, 140_000, 69_300, 300], [262_143]],
+)
 def test_long_rows(positions: list[int]) -> None:
-    """More than 64 chunks, more than 512: MERGE takes them in several goes, by the consumers where
-    there is one row, by the helper where there are two. The same few pages, again and again.
+    """More than 64 chunks, by the consumers where there is one row, by the helper where there are
+    more; 512 splits of one chunk, of two and of four, the last ones not full, between short rows.
+    The same few pages, again and again.
     """
-    config = small_config(max_position_embeddings=69632)
+    config = small_config(max_position_embeddings=262_144)
     pages = max(positions) // PAGE + 1
     table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
     inputs = StepInputs(

@@ -14,6 +14,7 @@ from mkref.plan.runtime import (
     find_experts,
     launch_ends,
     segments,
+    split_counts,
     stopped_rows,
 )
 from mkref.plan.share import share
@@ -22,14 +23,15 @@ from tests.decode import small_config
 
 
 def items_by_loops(positions: list[int], window: int, heads: int) -> list[tuple[int, ...]]:
-    """(row, head, chunk, first key, last key, first page, last page) in the kernel's order."""
+    """All fields of each chunk, in the kernel's order, for splits of one chunk."""
     out: list[tuple[int, ...]] = []
     for row, last in enumerate(positions):
         first = last - window + 1 if window and last >= window else 0
         for chunk in range(first // 128, last // 128 + 1):
             pages = [p for p in (2 * chunk, 2 * chunk + 1) if first // 64 <= p <= last // 64]
             for head in range(heads):
-                item = (row, head, chunk - first // 128, first, last, pages[0], pages[-1])
+                number = chunk - first // 128
+                item = (row, head, number, number, 1, first, last, pages[0], pages[-1])
                 out.append(item)
     return out
 
@@ -45,6 +47,30 @@ def test_attention_items(window: int, n_slots: int) -> None:
         items = attention_items(np.array(positions), window, 3, task)
         got = list(zip(*(vars(items)[name].tolist() for name in vars(items)), strict=True))
         assert expected[slot::n_slots] == got
+
+
+@pytest.mark.parametrize("n_slots", [1, 3, 50])
+def test_long_rows_have_splits_of_several_chunks(n_slots: int) -> None:
+    """At most 512 splits of a KV head, dealt in turn with those of short rows; each split
+    in one slot, chunk after chunk.
+    """
+    positions = [69_000, 200, 140_000, 64 * 1024 - 1, 5]
+    per_split = [2, 1, 4, 1, 1]
+    expected: list[list[tuple[int, ...]]] = []
+    for row, (last, size) in enumerate(zip(positions, per_split, strict=True)):
+        chunks = list(range(last // 128 + 1))
+        splits = [chunks[i : i + size] for i in range(0, len(chunks), size)]
+        assert len(splits) <= 512
+        for number, split in enumerate(splits):
+            expected += [
+                [(row, head, c, number, int(c == split[0])) for c in split] for head in range(3)
+            ]
+    for slot in range(n_slots):
+        items = attention_items(np.array(positions), 0, 3, Task(Op.ATTENTION, 0, slot, n_slots))
+        fields = (items.row, items.head, items.chunk, items.split, items.begins)
+        got = list(zip(*(field.tolist() for field in fields), strict=True))
+        assert [chunk for split in expected[slot::n_slots] for chunk in split] == got
+    assert [270, 2, 274, 512, 1] == split_counts(np.array(positions), 0).tolist()
 
 
 def test_every_page_of_an_item_has_a_visible_key() -> None:

@@ -300,7 +300,7 @@ def launch(
     for name, array in buffers.items():
         params[name] = array.ctypes.data
     params["max_pages"] = buffers["page_table"].shape[2]
-    params["max_chunks"] = buffers["part_o"].shape[2]
+    params["max_splits"] = buffers["part_o"].shape[2]
     params["rows"], params["n_steps"] = rows, 1
     params["timeout_ns"] = int(TIMEOUT_S * 1e9)
     for name, value in scalars.items():

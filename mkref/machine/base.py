@@ -191,7 +191,7 @@ class KernelMachine(Machine):
             if name in BUFFERS:
                 self._params[name] = self.address(memory)
         self._params["max_pages"] = self.table["page_table"].shape[2]
-        self._params["max_chunks"] = self.table["part_o"].shape[2]
+        self._params["max_splits"] = self.table["part_o"].shape[2]
 
     def _allocate_inputs(self) -> None:
         """The inputs' block, and its image on the host."""

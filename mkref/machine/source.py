@@ -14,7 +14,7 @@ import numpy as np
 from mkref.errors import MachineError
 from mkref.paths import cuda_root
 from mkref.plan.buffers import BUFFERS, COUNTER_STRIDE, SCALARS, STAGE_TRACE, STOP_IDS, max_active
-from mkref.plan.build import CHUNK_PAGES, PAGE, ROWS
+from mkref.plan.build import CHUNK_PAGES, MOST_SPLITS, PAGE, ROWS
 from mkref.plan.task import FIELDS, WORDS, Flag, Op
 from mkref.reference.scalars import score_scale
 
@@ -116,6 +116,7 @@ def _header(
         "MOST_ROWS": most_rows,
         "PAGE": PAGE,
         "CHUNK_PAGES": CHUNK_PAGES,
+        "MOST_SPLITS": MOST_SPLITS,
         "STOP_IDS": STOP_IDS,
         "COUNTER_STRIDE": COUNTER_STRIDE,
         "STAGE_TRACE": STAGE_TRACE,

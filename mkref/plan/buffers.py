@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, PAGE, Plan
+from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, MOST_SPLITS, PAGE, Plan
 from mkref.plan.task import WORDS
 from mkref.weights.layout import PackedLayout
 
@@ -85,7 +85,7 @@ SCALARS: tuple[str, ...] = (
     "n_steps",
     "stop_after",
     "max_pages",
-    "max_chunks",
+    "max_splits",
     "timeout_ns",
 )
 """`long long` members of `Params`, after the pointers."""
@@ -116,7 +116,7 @@ def buffer_table(plan: Plan, max_context: int) -> dict[str, Buffer]:
     """Shapes of all buffers for sequences of at most `max_context` tokens."""
     c, rows = plan.config, plan.rows
     pages = -(-max_context // PAGE)
-    chunks = -(-pages // CHUNK_PAGES)
+    splits = min(-(-pages // CHUNK_PAGES), MOST_SPLITS)
     head, group, kv_heads = c.head_dim, GROUP_COLUMNS, c.num_key_value_heads
     h_values = rows * max(
         c.mlp_width(layer) * (1 if c.is_dense(layer) else max_active(c, rows))
@@ -142,8 +142,8 @@ def buffer_table(plan: Plan, max_context: int) -> dict[str, Buffer]:
         "q": Buffer("uint16", (rows, kv_heads, head // 16, group, 16)),
         "k_new": Buffer("uint16", (rows, kv_heads, head)),
         "v_new": Buffer("uint16", (rows, kv_heads, head)),
-        "part_o": Buffer("float32", (rows, kv_heads, chunks, group, head)),
-        "part_ml": Buffer("float32", (rows, kv_heads, chunks, group, 2)),
+        "part_o": Buffer("float32", (rows, kv_heads, splits, group, head)),
+        "part_ml": Buffer("float32", (rows, kv_heads, splits, group, 2)),
         "attn": Buffer("uint16", (c.q_width // 16, rows, 16)),
         "h": Buffer("uint16", (h_values,)),
         "logits": Buffer("float32", (rows, c.vocab_size)),

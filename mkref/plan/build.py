@@ -19,8 +19,8 @@ from mkref.plan.share import share
 from mkref.plan.task import FIELDS, NO_COUNTER, WORDS, Flag, Op, Task
 from mkref.weights.layout import TILE, PackedLayout
 
-__all__ = ["CHUNK_PAGES", "GROUP_COLUMNS", "PAGE", "ROWS", "ROW_CHOICES", "Counter", "KvPool"]
-__all__ += ["Plan", "build_plan"]
+__all__ = ["CHUNK_PAGES", "GROUP_COLUMNS", "MOST_SPLITS", "PAGE", "ROWS", "ROW_CHOICES"]
+__all__ += ["Counter", "KvPool", "Plan", "build_plan"]
 
 ROWS = 8
 """Rows of a batch that one step can serve, unless a plan is built for more."""
@@ -32,6 +32,10 @@ PAGE = 64
 """Keys of one KV page."""
 CHUNK_PAGES = 2
 """Pages of one attention chunk; fixed, so that a row's sums do not depend on its neighbours."""
+MOST_SPLITS = 512
+"""Most splits of a row, whose results MERGE reads. Up to so many chunks a split is one chunk; in
+longer rows it is 2, 4, ... chunks.
+"""
 MAX_SMS = 1024
 
 

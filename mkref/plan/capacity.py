@@ -20,7 +20,7 @@ from mkref.plan.buffers import (
     STOP_IDS,
     max_active,
 )
-from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, PAGE
+from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, MOST_SPLITS, PAGE
 from mkref.plan.effects import ROUTED
 from mkref.plan.task import WORDS, Flag, Op
 from mkref.weights.layout import TILE_WORDS, PackedLayout
@@ -88,7 +88,8 @@ def needed_elements(table: TaskTable, max_context: int) -> dict[str, int]:
     """Elements of every buffer that the tasks may touch."""
     plan, c, rows = table.plan, table.plan.config, table.plan.rows
     pages = -(-max_context // PAGE)
-    parts = rows * c.num_key_value_heads * -(-pages // CHUNK_PAGES) * GROUP_COLUMNS
+    splits = min(-(-pages // CHUNK_PAGES), MOST_SPLITS)
+    parts = rows * c.num_key_value_heads * splits * GROUP_COLUMNS
     routed = np.isin(table["op"], list(ROUTED))
     granules = np.where(table["op"] == Op.GATE_UP, table["blocks"], 0)
     active = np.where(table["flags"] & Flag.DENSE, 1, max_active(c, rows))

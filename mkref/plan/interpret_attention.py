@@ -17,7 +17,7 @@ import numpy as np
 from mkref.plan.build import CHUNK_PAGES, GROUP_COLUMNS, PAGE
 from mkref.plan.memory import A_ORDER, B_ORDER
 from mkref.plan.products import chain
-from mkref.plan.runtime import AttentionItems, attention_items, chunk_counts
+from mkref.plan.runtime import AttentionItems, attention_items, split_counts
 from mkref.plan.task import Flag, Task
 from mkref.reference.mma import WARPS, sum_warps
 from mkref.reference.scalars import F32, Float, Words, exp2, from_bf16, score_scale, to_bf16
@@ -34,7 +34,10 @@ UNIT = 32  # outputs of one row that MERGE makes at a time
 
 
 def attention(s: Step, task: Task) -> None:
-    """(m, l, O) of this slot's chunks: all scores of a chunk, then its probabilities and values."""
+    """(m, l, O) of this slot's splits: all scores of a chunk, then its probabilities and values.
+
+    Chunks that follow in a split: what there is is scaled to the new maximum, then added to.
+    """
     c, b = s.config, s.buffers
     items = attention_items(s.positions, task.window, c.num_key_value_heads, task)
     if not len(items):
@@ -57,15 +60,39 @@ def attention(s: Step, task: Task) -> None:
     m = np.fmax.reduce(scores, axis=(1, 3), initial=MINUS_INF)  # NaN loses
     sums = np.zeros((len(items), group, CHUNK_TILES), dtype=F32)
     out = np.zeros((len(items), group, width), dtype=F32)
-    for turn, mine, values in loaded:
-        p = to_bf16(exp2(scores[mine, turn] - m[mine, :, None]))
-        sums[mine, :, turn * KEY_TILES : (turn + 1) * KEY_TILES] = _tile_sums(p)
-        out[mine] = chain(out[mine], values, np.ascontiguousarray(p.swapaxes(1, 2)))
-    total = sums[..., 0]
-    for tile in range(1, CHUNK_TILES):
-        total = total + sums[..., tile]
-    b["part_o"][items.row, items.head, items.chunk, :group] = out
-    b["part_ml"][items.row, items.head, items.chunk, :group] = np.stack([m, total], axis=-1)
+    total = np.zeros((len(items), group), dtype=F32)
+    in_split = _since_begin(items.begins)
+    for nth in range(in_split.max() + 1):
+        now = np.flatnonzero(in_split == nth)
+        if nth > 0:
+            m[now] = np.fmax(m[now], m[now - 1])
+            scale = exp2(m[now - 1] - m[now])
+            total[now] = total[now - 1] * scale
+            out[now] = out[now - 1] * scale[..., None]
+        for turn, of_page, page_values in loaded:
+            here = np.flatnonzero(in_split[of_page] == nth)
+            mine, values = of_page[here], page_values[here]
+            p = to_bf16(exp2(scores[mine, turn] - m[mine, :, None]))
+            sums[mine, :, turn * KEY_TILES : (turn + 1) * KEY_TILES] = _tile_sums(p)
+            out[mine] = chain(out[mine], values, np.ascontiguousarray(p.swapaxes(1, 2)))
+        of_chunk = sums[now, :, 0]
+        for tile in range(1, CHUNK_TILES):
+            of_chunk = of_chunk + sums[now, :, tile]
+        total[now] = total[now] + of_chunk
+    ends = np.append(items.begins[1:], 1) == 1
+    at = items.row[ends], items.head[ends], items.split[ends]
+    b["part_o"][(*at, slice(None, group))] = out[ends]
+    b["part_ml"][(*at, slice(None, group))] = np.stack([m, total], axis=-1)[ends]
+
+
+def _since_begin(begins: Ints) -> Ints:
+    """How many chunks of its split come before each.
+
+    >>> _since_begin(np.array([1, 0, 0, 1, 1, 0])).tolist()
+    [0, 1, 2, 0, 0, 1]
+    """
+    number = np.arange(len(begins))
+    return np.asarray(number - np.maximum.accumulate(np.where(begins == 1, number, 0)))
 
 
 def _queries(words: Words, group: int) -> Words:
@@ -133,7 +160,7 @@ def _tile_sums(p: Words) -> Float:
 
 
 def merge(s: Step, task: Task) -> None:
-    """Attention output from the results of all chunks, in B order; K and V of this step appended.
+    """Attention output from the results of all splits, in B order; K and V of this step appended.
 
     Everybody's copies of the pages have landed: MERGE waits for all of ATTENTION.
     """
@@ -147,14 +174,14 @@ def merge(s: Step, task: Task) -> None:
     query_head = block * UNIT // c.head_dim
     head, in_group = np.divmod(query_head, c.group_size)
 
-    n_chunks = chunk_counts(s.positions, task.window)[row]
-    chunks = np.arange(n_chunks.max())
-    has = chunks < n_chunks[:, None]  # [U, chunks]
-    at = np.minimum(chunks, n_chunks[:, None] - 1)  # never reads what nobody wrote
+    n_splits = split_counts(s.positions, task.window)[row]
+    splits = np.arange(n_splits.max())
+    has = splits < n_splits[:, None]  # [U, splits]
+    at = np.minimum(splits, n_splits[:, None] - 1)  # never reads what nobody wrote
     ml = b["part_ml"][row[:, None], head[:, None], at, in_group[:, None]]
     m = np.where(has, ml[..., 0], MINUS_INF)
     weight = exp2(m - np.fmax.reduce(m, axis=1, initial=MINUS_INF)[:, None])
-    # [U, chunks, 32]
+    # [U, splits, 32]
     parts = b["part_o"][
         row[:, None, None],
         head[:, None, None],
@@ -162,19 +189,19 @@ def merge(s: Step, task: Task) -> None:
         in_group[:, None, None],
         out[:, None, :] % c.head_dim,
     ]
-    total = _sum_chunks(np.where(has, ml[..., 1] * weight, F32(0)))
-    o = _sum_chunks(np.where(has[:, :, None], parts * weight[:, :, None], F32(0)))
+    total = _sum_splits(np.where(has, ml[..., 1] * weight, F32(0)))
+    o = _sum_splits(np.where(has[:, :, None], parts * weight[:, :, None], F32(0)))
     b["attn"][out // 16, row[:, None], B_ORDER[out % 16]] = to_bf16(o / total[:, None])
 
 
-def _sum_chunks(terms: Float) -> Float:
-    """Sum over the chunks as eight warps add, float32 [U, chunks, ...] -> [U, ...].
+def _sum_splits(terms: Float) -> Float:
+    """Sum over the splits as eight warps add, float32 [U, splits, ...] -> [U, ...].
 
-    Warp w adds chunks w, w + 8, w + 16, ...; then the warps' sums are added in order.
+    Warp w adds splits w, w + 8, w + 16, ...; then the warps' sums are added in order.
     """
     warps = np.zeros((WARPS, len(terms), *terms.shape[2:]), dtype=F32)
-    for chunk in range(terms.shape[1]):
-        warps[chunk % WARPS] += terms[:, chunk]
+    for split in range(terms.shape[1]):
+        warps[split % WARPS] += terms[:, split]
     return sum_warps(warps)
 
 

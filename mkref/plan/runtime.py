@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mkref.plan.build import CHUNK_PAGES, PAGE
+from mkref.plan.build import CHUNK_PAGES, MOST_SPLITS, PAGE
 from mkref.plan.share import share_half
 from mkref.reference.sampling import order_key
 from mkref.reference.scalars import Float, sigmoid
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from mkref.plan.task import Task
 
 __all__ = ["AttentionItems", "Route", "Segment", "attention_items", "chunk_counts", "dense_route"]
-__all__ += ["find_experts", "launch_ends", "segments", "stopped_rows"]
+__all__ += ["find_experts", "launch_ends", "segments", "split_chunks", "split_counts"]
+__all__ += ["stopped_rows"]
 
 Ints = npt.NDArray[np.int64]
 CHUNK = PAGE * CHUNK_PAGES
@@ -46,6 +47,28 @@ def chunk_counts(positions: Ints, window: int) -> Ints:
     return positions // CHUNK - _first_visible(positions, window) // CHUNK + 1
 
 
+def split_chunks(n_chunks: Ints) -> Ints:
+    """Chunks of a split, of rows with so many: 1, 2, 4, ... so that no row has over 512 splits.
+
+    >>> split_chunks(np.array([1, 512, 513, 1024, 1025, 2048]))
+    array([1, 1, 2, 2, 4, 4])
+    """
+    per_split = np.ones_like(n_chunks)
+    while (over := n_chunks > MOST_SPLITS * per_split).any():
+        per_split[over] *= 2
+    return per_split
+
+
+def split_counts(positions: Ints, window: int) -> Ints:
+    """Splits of each row: what MERGE has to read of every KV head.
+
+    >>> split_counts(np.array([127, 128, 65_535, 65_536]), 0)
+    array([  1,   2, 512, 257])
+    """
+    n_chunks = chunk_counts(positions, window)
+    return -(-n_chunks // split_chunks(n_chunks))
+
+
 @dataclass(frozen=True)
 class AttentionItems:
     """Chunks of one KV head of one row, one entry each; all int64 [items].
@@ -53,6 +76,8 @@ class AttentionItems:
     Attributes:
         row, head: whose.
         chunk: counted from the row's first visible chunk.
+        split: of the row, that the chunk belongs to.
+        begins: 1 where the chunk is the first of its split, else 0.
         first_key, last_key: visible keys of the row; `last_key` is the token of this step.
         first_page, last_page: pages of the sequence that the chunk reads.
     """
@@ -60,6 +85,8 @@ class AttentionItems:
     row: Ints
     head: Ints
     chunk: Ints
+    split: Ints
+    begins: Ints
     first_key: Ints
     last_key: Ints
     first_page: Ints
@@ -73,23 +100,37 @@ class AttentionItems:
 
 
 def attention_items(positions: Ints, window: int, n_kv_heads: int, task: Task) -> AttentionItems:
-    """The items that slot `task.first` of `task.count` owns: dealt in turn, row after row.
+    """The chunks that slot `task.first` of `task.count` works on, in its order.
+
+    Splits of a KV head are dealt to the slots in turn, row after row; the chunks of a split follow
+    one another.
 
     Args:
         positions: int64 [rows].
         window: keys visible including the row's own; 0 is all.
     """
-    per_row = chunk_counts(positions, window) * n_kv_heads
+    n_chunks = chunk_counts(positions, window)
+    per_split = split_chunks(n_chunks)
+    per_row = -(-n_chunks // per_split) * n_kv_heads
     row = np.repeat(np.arange(len(positions)), per_row)
     within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     row, within = row[task.first :: task.count], within[task.first :: task.count]
+    begin = within // n_kv_heads * per_split[row]
+    count = np.minimum(per_split[row], n_chunks[row] - begin)
+    turn = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    row, within, chunk = (
+        np.repeat(row, count),
+        np.repeat(within, count),
+        np.repeat(begin, count) + turn,
+    )
     first_key, last_key = _first_visible(positions, window)[row], positions[row]
-    chunk = within // n_kv_heads
     first = (first_key // CHUNK + chunk) * CHUNK_PAGES
     return AttentionItems(
         row=row,
         head=within % n_kv_heads,
         chunk=chunk,
+        split=within // n_kv_heads,
+        begins=(turn == 0).astype(np.int64),
         first_key=first_key,
         last_key=last_key,
         first_page=np.maximum(first, first_key // PAGE),
