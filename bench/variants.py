@@ -78,7 +78,7 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
     "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 2;"),),
     "splits_256": (("MOST_SPLITS = 512;", "MOST_SPLITS = 256;"),),
-    "mma_volatile": (('asm("mma.sync', 'asm volatile("mma.sync'),),
+    "splits_128": (("MOST_SPLITS = 512;", "MOST_SPLITS = 128;"),),
     "announced_by_all": (("(announced ? (uint32_t)arrivals / 32 : 0u)", "0u"),),
     "share_after_route": (
         (

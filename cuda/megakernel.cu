@@ -183,7 +183,8 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, uin
 // c += A (16x16, bf16) * B (16x8, bf16), summed as the tensor core does (docs/numerics.md, "One
 // mma").
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint4& a, const uint2& b) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b.x), "r"(b.y));
@@ -1846,12 +1847,17 @@ __device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int k
     const int position = s.positions[row] + step, key = position % PAGE;
     uint16_t* tiles =
         (uint16_t*)p.kv + page_tile(p, kv_tiles, kind, row, head, position / PAGE) * 256;
-    const int at = row * KV_WIDTH + head * HEAD_DIM;
-    ROLL for (int dim = threadIdx.x % 32; dim < HEAD_DIM; dim += 32) {
-      tiles[(key / 16 * DIM_TILES + dim / 16) * 256 + a_order(key % 16, dim % 16)] =
-          p.k_new[at + dim];
-      tiles[(KEY_TILES * DIM_TILES + dim / 16 * KEY_TILES + key / 16) * 256 +
-            a_order(dim % 16, key % 16)] = p.v_new[at + dim];
+    const int lane = threadIdx.x % 32, at = row * KV_WIDTH + head * HEAD_DIM + lane;
+    uint16_t* to_k =
+        tiles + (key / 16 * DIM_TILES + lane / 16) * 256 + a_order(key % 16, lane % 16);
+    uint16_t* to_v = tiles + (KEY_TILES * DIM_TILES + lane / 16 * KEY_TILES + key / 16) * 256 +
+                     a_order(lane % 16, key % 16);
+    constexpr int DIMS = HEAD_DIM / 32;  // of this lane
+    uint16_t k[DIMS], v[DIMS];
+    UNROLL for (int i = 0; i < DIMS; i++) k[i] = p.k_new[at + i * 32], v[i] = p.v_new[at + i * 32];
+    UNROLL for (int i = 0; i < DIMS; i++) {
+      to_k[i * 2 * 256] = k[i];
+      to_v[i * 2 * KEY_TILES * 256] = v[i];
     }
     ptx::fence_copies();
   }
