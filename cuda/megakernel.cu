@@ -412,14 +412,15 @@ struct Shared {
   alignas(16) uint2 activation[HIDDEN_TILES * MOST_ROWS * 4];  // normed x of all rows, B order
   // Sums of the eight warps; two buffers, so that one barrier per block is enough.
   alignas(16) float partial[2][CONSUMERS][PARTIALS];
-  // Attention: exp2(s - m) of a chunk, B order. MERGE by the consumers: weights of 32 splits.
+  // Attention: exp2(s - m) of a chunk, B order.
   alignas(16) uint2 weight[CONSUMERS][LANES];
   alignas(16) Task tasks[TASK_SLOTS];
   int records[TASK_SLOTS];  // numbers of those tasks
   alignas(16) Route route;
-  float tops[CONSUMERS][COLUMNS];       // attention: maximum score of a key tile; MERGE: of splits
-  float sums[CONSUMERS][COLUMNS];       // and the sum of its weights
-  alignas(16) float2 merge_weight[32];  // MERGE by the helper: of 32 splits, and times their l
+  float tops[CONSUMERS][COLUMNS];  // attention: maximum score of a key tile; MERGE: of splits
+  float sums[CONSUMERS][COLUMNS];  // and the sum of its weights
+  // MERGE by the helper: weights of the splits, and times their l.
+  alignas(16) float2 merge_weight[(MOST_SPLITS + LANES - 1) / LANES * LANES];
   alignas(16) Task loading;             // the loader's record
   float squares[MOST_ROWS][CONSUMERS];  // RMSNorm
   Best best[CONSUMERS][MOST_ROWS];      // HEAD
@@ -699,16 +700,17 @@ __device__ __noinline__ int share(int total, int n_slots, int slot) {
                (unsigned)n_slots);  // < 2^22 granules, 2^10 slots
 }
 
-// The keys that a row sees in one layer, the chunks of 128 keys, aligned to absolute positions, that
-// hold them, and the splits: 2^split_log chunks that one SM works on one after the other. A row has
-// at most MOST_SPLITS of them, since MERGE has to read a result of each; how many depends on its
-// length alone.
+// The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions,
+// that hold them. A row has at most MOST_SPLITS splits, of one chunk or of several that one SM works
+// on one after the other. How many, and where they begin, depends on the row's length alone.
 struct KeyRange {
   int first, last;  // `last` is the token of this step
   int chunk, n_chunks;
-  int split_log;
   __device__ __forceinline__ int n_splits() const {
-    return (n_chunks + (1 << split_log) - 1) >> split_log;
+    return n_chunks < MOST_SPLITS ? n_chunks : MOST_SPLITS;
+  }
+  __device__ __forceinline__ int split_begin(int split) const {
+    return n_chunks <= MOST_SPLITS ? split : (int)((unsigned)(split * n_chunks) / MOST_SPLITS);
   }
 };
 __device__ __forceinline__ KeyRange key_range(int position, int window) {
@@ -717,62 +719,56 @@ __device__ __forceinline__ KeyRange key_range(int position, int window) {
   r.first = window > 0 && r.last >= window ? r.last - window + 1 : 0;
   r.chunk = r.first / CHUNK;
   r.n_chunks = r.last / CHUNK - r.chunk + 1;
-  r.split_log = 0;
-  ROLL while (r.n_chunks > MOST_SPLITS << r.split_log) r.split_log++;
   return r;
 }
 
-// One chunk of one KV head of one row. Items are splits of a KV head; they are dealt to the slots
-// in turn. `row` is -1 beyond the last item.
+// One chunk of an item, which is one split of one KV head of one row. Items are dealt to the slots
+// in turn, row after row. `row` is -1 beyond the last item.
 struct AttentionItem {
-  int row, head, chunk;  // chunk counts from the row's first visible chunk
+  int row, number;              // of the item in its row
+  int head, split, chunk, end;  // chunks count from the row's first visible one
   int first_page, last_page;
   KeyRange range;
-  __device__ __forceinline__ int split() const { return chunk >> range.split_log; }
-  __device__ __forceinline__ int in_split() const { return chunk - (split() << range.split_log); }
+  __device__ __forceinline__ void find_row(const Shared& s, int r, int step, int window) {
+    row = r;
+    range = key_range(s.positions[r] + step, window);
+  }
   __device__ __forceinline__ void find_pages() {
     const int page = (range.chunk + chunk) * CHUNK_PAGES;
     first_page = page > range.first / PAGE ? page : range.first / PAGE;
     const int last = page + CHUNK_PAGES - 1;
     last_page = last < range.last / PAGE ? last : range.last / PAGE;
   }
-  // Chunk `of_split` of item `i` of its row, if the row has so many.
-  __device__ __forceinline__ bool choose(int i, int of_split = 0) {
-    if (i >= range.n_splits() * N_KV_HEADS) return false;
-    head = i % N_KV_HEADS;
-    chunk = (i / N_KV_HEADS << range.split_log) + of_split;
-    find_pages();
-    return true;
-  }
-  // The next chunk of the split, if there is one.
-  __device__ __forceinline__ bool next_chunk() {
-    if (((chunk + 1) >> range.split_log) != split() || chunk + 1 >= range.n_chunks) return false;
-    chunk++;
-    find_pages();
+  // To the first chunk of item `number`, if the row has so many; else `number` becomes what it is
+  // for the next row.
+  __device__ __forceinline__ bool find_item() {
+    const int n_items = range.n_splits() * N_KV_HEADS;
+    if (number >= n_items) {
+      number -= n_items;
+      return false;
+    }
+    head = number % N_KV_HEADS;
+    split = number / N_KV_HEADS;
+    chunk = range.split_begin(split);
+    end = range.split_begin(split + 1);
     return true;
   }
 };
-// What slot `turn % count` has in its turn number `turn / count`, where each of its items takes as
-// many turns as a split of that row has chunks. In the last turns of a row's last split there may
-// be no chunk: its first page comes after the last one.
-__device__ __noinline__ AttentionItem attention_item(const Shared& s, int rows, int step,
-                                                     int window, int turn, int count) {
+// Chunk `nth` of those that slot `first` of `count` has.
+__device__ __noinline__ AttentionItem nth_chunk(const Shared& s, int rows, int step, int window,
+                                                int first, int count, int nth) {
   AttentionItem item;
-  ROLL for (item.row = 0; item.row < rows; item.row++) {
-    item.range = key_range(s.positions[item.row] + step, window);
-    const int n_items = item.range.n_splits() * N_KV_HEADS, log = item.range.split_log;
-    if (log == 0) {
-      if (item.choose(turn)) return item;
-      turn -= n_items;
-      continue;
+  item.number = first;
+  ROLL for (int row = 0; row < rows; row++) {
+    item.find_row(s, row, step, window);
+    ROLL for (; item.find_item(); item.number += count) {
+      if (nth < item.end - item.chunk) {
+        item.chunk += nth;
+        item.find_pages();
+        return item;
+      }
+      nth -= item.end - item.chunk;
     }
-    const int first = turn % count, own = (n_items - first + count - 1) / count;
-    turn = turn / count;
-    if (turn < own << log) {
-      item.choose(first + (turn >> log) * count, turn & ((1 << log) - 1));
-      return item;
-    }
-    turn = (turn - (own << log)) * count + first + own * count - n_items;
   }
   item.row = -1;
   return item;
@@ -956,15 +952,15 @@ __device__ __forceinline__ void finish_scores(Context& c, const Picks& picks) {
 // Looked up ahead of need, since a table lookup is a trip to L2.
 struct Pages {
   long long tile;
-  int exists;  // 1 yes, 0 no, -1: nor has anything that comes after it
+  bool exists;
 };
 __device__ __noinline__ Pages find_pages(int first, int count, int window, int kv_tiles, int kind,
                                          int step, int round) {
   Shared& s = *(Shared*)ptx::shared_memory();
   const int lane = threadIdx.x % 32;
-  const AttentionItem item = attention_item(s, rows_in_use(s.params), step, window,
-                                            first + (round + lane / ITEM_RUNS) * count, count);
-  Pages found = {0, item.row >= 0 ? 0 : -1};
+  const AttentionItem item =
+      nth_chunk(s, rows_in_use(s.params), step, window, first, count, round + lane / ITEM_RUNS);
+  Pages found = {0, false};
   if (item.row >= 0) {
     const int run = lane % ITEM_RUNS, page = item.first_page + run % CHUNK_PAGES;
     found.exists = page <= item.last_page;
@@ -1043,7 +1039,7 @@ __device__ void loader(Context& c, int begin, int end) {
     return c.s.loading;
   };
   int soon = fetch(begin), later = fetch(begin + 1);
-  Pages next_pages = {0, -1};
+  Pages next_pages = {0, false};
   ROLL for (c.step = 0; c.step < c.p.n_steps && !c.stopped; c.step++) {
     int routed_layer = -1;
     if (__shfl_sync(ALL, soon, 0) == OP_ATTENTION) next_pages = find_pages(c, unpack(soon), 0);
@@ -1104,9 +1100,9 @@ __device__ void loader(Context& c, int begin, int end) {
           if (++expert == route.n_active) expert = 0, row_block++;
         } else if (task.op == OP_ATTENTION) {
           if (i > 0 && i % 32 == 0) pages = find_pages(c, task, i / ITEM_RUNS);
-          const int exists = __shfl_sync(ALL, pages.exists, i % 32);
-          if (exists < 0) break;
-          if (exists == 0) continue;
+          const bool exists = __shfl_sync(ALL, (int)pages.exists, i % 32) != 0;
+          if (!exists && i % ITEM_RUNS == 0) break;  // every chunk has a first page
+          if (!exists) continue;
           tiles = c.p.kv + __shfl_sync(ALL, pages.tile, i % 32) * LANES;
           n_tiles = RUN_TILES;
         }
@@ -1632,11 +1628,16 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   uint2 q[DIM_TILES];
   uint32_t own_k[2 * DIM_TILES] = {}, own_v = 0;  // this lane's part of the row's own key and value
   const int rows = rows_in_use(c.p);
-  int turn = task.first;
   AttentionItem item = {};
-  auto find_item = [&](int first_row) {
-    item.row = -1;
-    if (first_row < rows) item = attention_item(c.s, rows, c.step, task.window, turn, task.count);
+  auto find_item = [&] {  // from item.number of item.row on
+    ROLL while (!item.find_item()) {
+      if (item.row + 1 >= rows) {
+        item.row = -1;
+        return;
+      }
+      item.find_row(c.s, item.row + 1, c.step, task.window);
+    }
+    item.find_pages();
   };
   auto load_q = [&] {
     const uint2* from =
@@ -1661,9 +1662,9 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
       UNROLL for (int w = 0; w < 2 * DIM_TILES; w++) own_k[w] = k[w * 4];
     if (c.warp < DIM_TILES) own_v = v[0] | (uint32_t)v[8] << 16;
   };
-  item.row = 0;
-  item.range = key_range(c.s.positions[0] + c.step, task.window);
-  if (!item.choose(turn)) find_item(1);
+  item.number = task.first;
+  item.find_row(c.s, 0, c.step, task.window);
+  find_item();
   load_q();
   load_own();
   // Of the split so far: output before division, and of heads 2 quad, 2 quad + 1 the maximum and
@@ -1732,10 +1733,12 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
       ROLL for (int k = 0; k < n_stages; k++) leave_stage(c);
     }
     // What comes next, and its queries if they are others, while this arithmetic goes on.
-    const bool split_goes_on = item.next_chunk();
-    if (!split_goes_on) {
-      turn += task.count << range.split_log;
-      if (!item.choose(now.split() * N_KV_HEADS + now.head + task.count)) find_item(now.row + 1);
+    const bool split_goes_on = ++item.chunk < item.end;
+    if (split_goes_on) {
+      item.find_pages();
+    } else {
+      item.number += task.count;
+      find_item();
     }
     if (item.row != now.row || item.head != now.head) load_q();
     const uint32_t now_v = own_v;
@@ -1757,7 +1760,7 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     consumers_sync();  // maxima of all key tiles; the last chunk's weights have been read
     UNROLL for (int w = 0; w < CONSUMERS; w++) UNROLL for (int e = 0; e < 2; e++) top[e] =
         fmaxf(top[e], c.s.tops[w][2 * c.quad + e]);
-    if (now.in_split() == 0) {
+    if (now.chunk == range.split_begin(now.split)) {
       UNROLL for (int e = 0; e < 4; e++) o[e] = 0.0f;
       UNROLL for (int e = 0; e < 2; e++) total[e] = 0.0f;
     } else {
@@ -1790,7 +1793,7 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
 
     // Values: rows are this warp's 16 dimensions, columns are heads.
     const int part =
-        ((now.row * N_KV_HEADS + now.head) * (int)c.p.max_splits + now.split()) * COLUMNS;
+        ((now.row * N_KV_HEADS + now.head) * (int)c.p.max_splits + now.split) * COLUMNS;
     if (c.warp < DIM_TILES) {
       const bool patch = has_fresh || chunk_key < range.first;
       const uint16_t* v_new = c.p.v_new + now.head * HEAD_DIM + c.warp * 16 + c.group;
@@ -1885,51 +1888,31 @@ __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
   u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
   return u;
 }
-// This warp's sums over the splits warp, warp + 8, ...: of l, and of this lane's output. All SIDE
-// that there may be are asked for at once: L2 is a microsecond away.
-constexpr int SHORT_LIST = 8, LONG_LIST = MOST_SPLITS / CONSUMERS;
-template <int SIDE>
-__device__ __forceinline__ float2 merge_list(Context& c, const MergeUnit& u) {
-  constexpr int STRIDE = COLUMNS * HEAD_DIM, SETS = (SIDE + 31) / 32;
-  const float* values = u.values + c.warp * STRIDE;
-  const int n = (u.n_splits - c.warp + CONSUMERS - 1) / CONSUMERS;
-  float v[SIDE];
-  UNROLL for (int i = 0; i < SIDE; i++) v[i] = i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
-  float2 own[SETS];  // maximum and sum of this lane's split of each 32
-  float m = negative_infinity();
-  UNROLL for (int set = 0; set < SETS; set++) {
-    const int split = set * 32 + c.lane;
-    own[set] = float2{negative_infinity(), 0.0f};
-    if (split < n) own[set] = u.ml[(c.warp + split * CONSUMERS) * COLUMNS];
-  }
-  UNROLL for (int set = 0; set < SETS; set++) m = fmaxf(m, own[set].x);
-  ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
-  if (c.lane == 0) c.s.tops[c.warp][0] = m;
-  consumers_sync();  // maxima of all warps
-  UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
-  float2* weights = (float2*)c.s.weight[c.warp];  // of 32 splits of this warp; and times their l
-  float l = 0.0f, o = 0.0f;
-  UNROLL for (int i = 0; i < SIDE; i++) {  // beyond the last split weight and addend are 0
-    if (i % 32 == 0) {
-      const float weight = exp2_(own[i / 32].x - m);
-      __syncwarp();  // the last 32 have been read
-      weights[c.lane] = float2{weight, own[i / 32].y * weight};
-      __syncwarp();  // weights of all lanes
-    }
-    const float2 w = weights[i % 32];
-    l = l + w.y;
-    o = o + v[i] * w.x;
-  }
-  return float2{l, o};
-}
+constexpr int LIST = (MOST_SPLITS + CONSUMERS - 1) / CONSUMERS;  // splits of one sum
 
 __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
+  constexpr int STRIDE = COLUMNS * HEAD_DIM;
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     const MergeUnit u = merge_unit(unit, task.window, c.step);
-    const float2 own = u.n_splits <= SHORT_LIST * CONSUMERS ? merge_list<SHORT_LIST>(c, u)
-                                                            : merge_list<LONG_LIST>(c, u);
-    float l = own.x, o = own.y;
+    // This warp's splits: their values, and in lane i maximum and sum of number i.
+    const int n = (u.n_splits - c.warp + CONSUMERS - 1) / CONSUMERS;
+    const float* values = u.values + c.warp * STRIDE;
+    float v[LIST];
+    UNROLL for (int i = 0; i < LIST; i++) v[i] = i < n ? values[i * CONSUMERS * STRIDE] : 0.0f;
+    float2 ml = {negative_infinity(), 0.0f};
+    if (c.lane < n) ml = u.ml[(c.warp + c.lane * CONSUMERS) * COLUMNS];
+    float m = ml.x;
+    UNROLL for (int x = 1; x < LIST; x <<= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+    if (c.lane == 0) c.s.tops[c.warp][0] = m;
+    consumers_sync();  // maxima of all warps
+    UNROLL for (int w = 0; w < CONSUMERS; w++) m = fmaxf(m, c.s.tops[w][0]);
+    const float weight = exp2_(ml.x - m), l_weight = ml.y * weight;
+    float l = 0.0f, o = 0.0f;
+    UNROLL for (int i = 0; i < LIST; i++) {  // beyond the last split weight and addend are 0
+      l = l + __shfl_sync(ALL, l_weight, i);
+      o = o + v[i] * __shfl_sync(ALL, weight, i);
+    }
     c.buffer ^= 1;
     float (*sums)[PARTIALS] = c.s.partial[c.buffer];
     sums[c.warp][c.lane] = o;
@@ -1949,41 +1932,39 @@ __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task)
 }
 
 __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
-  constexpr int LISTS = 8, PANEL = 32;
+  constexpr int STRIDE = COLUMNS * HEAD_DIM, SETS = (MOST_SPLITS + LANES - 1) / LANES;
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
-    MergeUnit u = merge_unit(unit, task.window, c.step);
-    float list_o[LISTS] = {}, list_l = 0.0f;  // lane w has the l of list w
+    const MergeUnit u = merge_unit(unit, task.window, c.step);
+    float v[MOST_SPLITS];
+    UNROLL for (int i = 0; i < MOST_SPLITS; i++) v[i] =
+        i < u.n_splits ? u.values[i * STRIDE] : 0.0f;
+    float2 ml[SETS];  // maximum and sum of this lane's split of each 32
     float m = negative_infinity();
-    ROLL for (int base = 0; base < u.n_splits;
-              base += PANEL, u.values += PANEL * COLUMNS * HEAD_DIM) {
-      const int left = u.n_splits - base;
-      float2 own = {negative_infinity(), 0.0f};
-      if (c.lane < left) own = u.ml[(base + c.lane) * COLUMNS];
-      float v[PANEL];
-      UNROLL for (int i = 0; i < PANEL; i++) v[i] =
-          i < left ? u.values[i * COLUMNS * HEAD_DIM] : 0.0f;
-      if (base == 0) {  // beside the values
-        ROLL for (int k = c.lane; k < u.n_splits; k += 4 * 32) UNROLL for (int i = 0; i < 4; i++) {
-          if (k + i * 32 < u.n_splits) m = fmaxf(m, u.ml[(k + i * 32) * COLUMNS].x);
-        }
-        ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
-      }
-      const float weight = exp2_(own.x - m);
-      __syncwarp();  // the last panel's weights have been read
-      c.s.merge_weight[c.lane] = float2{weight, own.y * weight};
-      __syncwarp();  // weights of all lanes
-                     // Beyond the last split weight and addend are 0.
-      UNROLL for (int i = 0; i < PANEL; i += LISTS) {
-        list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].y;
-        UNROLL for (int w = 0; w < LISTS; w++) list_o[w] =
-            list_o[w] + v[i + w] * c.s.merge_weight[i + w].x;
-      }
+    UNROLL for (int set = 0; set < SETS; set++) {
+      const int split = set * LANES + c.lane;
+      ml[set] = split < u.n_splits ? u.ml[split * COLUMNS] : float2{negative_infinity(), 0.0f};
     }
-    float o = list_o[0], l = __shfl_sync(ALL, list_l, 0);
-    UNROLL for (int w = 1; w < LISTS; w++) o = o + list_o[w];
-    ROLL for (int w = 1; w < LISTS; w++) l = l + __shfl_sync(ALL, list_l, w);
-    c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] = float_to_bf16(divide(o, l));
+    UNROLL for (int set = 0; set < SETS; set++) m = fmaxf(m, ml[set].x);
+    ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+    __syncwarp();  // the last unit's weights have been read
+    UNROLL for (int set = 0; set < SETS; set++) {
+      const float weight = exp2_(ml[set].x - m);
+      c.s.merge_weight[set * LANES + c.lane] = float2{weight, ml[set].y * weight};
+    }
+    __syncwarp();  // weights of all lanes
+    // Beyond the last split weight and addend are 0. Lane w has the l of sum w.
+    float sums[CONSUMERS] = {}, l = 0.0f, o = 0.0f;
+    UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums[i % CONSUMERS] =
+        sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i].x;
+    UNROLL for (int i = 0; i < LIST; i++) l =
+        l + c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS].y;
+    o = sums[0];
+    float total = __shfl_sync(ALL, l, 0);
+    UNROLL for (int w = 1; w < CONSUMERS; w++) o = o + sums[w];
+    ROLL for (int w = 1; w < CONSUMERS; w++) total = total + __shfl_sync(ALL, l, w);
+    c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] =
+        float_to_bf16(divide(o, total));
   }
   append_kv(task.first, task.count, task.kv_tiles, kind_of(task), c.step);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -49,28 +50,29 @@ def test_attention_items(window: int, n_slots: int) -> None:
         assert expected[slot::n_slots] == got
 
 
-@pytest.mark.parametrize("n_slots", [1, 3, 50])
+@pytest.mark.parametrize("n_slots", [1, 3, 50, 132])
 def test_long_rows_have_splits_of_several_chunks(n_slots: int) -> None:
-    """At most 512 splits of a KV head, dealt in turn with those of short rows; each split
-    in one slot, chunk after chunk.
+    """At most 33 splits of a KV head, alike but for one chunk, dealt in turn with those of
+    short rows; each split in one slot, chunk after chunk.
     """
-    positions = [69_000, 200, 140_000, 64 * 1024 - 1, 5]
-    per_split = [2, 1, 4, 1, 1]
+    positions, n_splits = [69_000, 200, 140_000, 33 * 128 - 1, 33 * 128, 5], [33, 2, 33, 33, 33, 1]
     expected: list[list[tuple[int, ...]]] = []
-    for row, (last, size) in enumerate(zip(positions, per_split, strict=True)):
-        chunks = list(range(last // 128 + 1))
-        splits = [chunks[i : i + size] for i in range(0, len(chunks), size)]
-        assert len(splits) <= 512
-        for number, split in enumerate(splits):
+    for row, (last, n) in enumerate(zip(positions, n_splits, strict=True)):
+        n_chunks = last // 128 + 1
+        begins = [split * n_chunks // n for split in range(n + 1)]
+        sizes = {after - begin for begin, after in itertools.pairwise(begins)}
+        assert max(sizes) - min(sizes) <= 1
+        for number, (begin, after) in enumerate(itertools.pairwise(begins)):
             expected += [
-                [(row, head, c, number, int(c == split[0])) for c in split] for head in range(3)
+                [(row, head, c, number, int(c == begin)) for c in range(begin, after)]
+                for head in range(3)
             ]
     for slot in range(n_slots):
         items = attention_items(np.array(positions), 0, 3, Task(Op.ATTENTION, 0, slot, n_slots))
         fields = (items.row, items.head, items.chunk, items.split, items.begins)
         got = list(zip(*(field.tolist() for field in fields), strict=True))
         assert [chunk for split in expected[slot::n_slots] for chunk in split] == got
-    assert [270, 2, 274, 512, 1] == split_counts(np.array(positions), 0).tolist()
+    assert n_splits == split_counts(np.array(positions), 0).tolist()
 
 
 def test_every_page_of_an_item_has_a_visible_key() -> None:

@@ -52,13 +52,16 @@ def shared_bytes(config: NorthConfig, ring: Ring, most_rows: int = ROWS) -> int:
     stages = ring.stages * (ring.stage_tiles * 512 + 16)
     activation = config.hidden_size * most_rows * 2
     partial = 2 * CONSUMERS * max(16 * most_rows, 64) * 4
-    attention = CONSUMERS * (256 + 2 * 8 * 4) + 256  # weights, maxima, sums of a chunk; of a merge
+    attention = CONSUMERS * (256 + 2 * 8 * 4)  # weights, maxima, sums of a chunk
+    merge = -(-MOST_SPLITS // 32) * 256
     route = 4 + 4 * max_active(config, most_rows) + -(-config.num_experts // 4) * 16 * most_rows
     tasks = TASK_SLOTS * (WORDS * 4 + 4 + 3 * 8) + WORDS * 4  # and the loader's
     per_row = most_rows * (CONSUMERS * (4 + 8) + 5 * 4)  # squares, bests; tokens and the like
     rope = config.head_dim * 4 * (most_rows if most_rows <= ROWS else 1)
     params = 8 * (len(BUFFERS) + len(SCALARS))
-    total = rope + stages + activation + partial + attention + route + tasks + per_row + params
+    total = (
+        rope + stages + activation + partial + attention + merge + route + tasks + per_row + params
+    )
     return -(-(total + 256) // 128) * 128  # 256: alignment of members, and some words
 
 

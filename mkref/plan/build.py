@@ -32,9 +32,9 @@ PAGE = 64
 """Keys of one KV page."""
 CHUNK_PAGES = 2
 """Pages of one attention chunk; fixed, so that a row's sums do not depend on its neighbours."""
-MOST_SPLITS = 512
-"""Most splits of a row, whose results MERGE reads. Up to so many chunks a split is one chunk; in
-longer rows it is 2, 4, ... chunks.
+MOST_SPLITS = 33
+"""Most splits of a row, whose results MERGE reads. Up to so many chunks a split is one chunk, in
+longer rows several. With 33 and four KV heads a row is one split for each of an H200's 132 SMs.
 """
 MAX_SMS = 1024
 

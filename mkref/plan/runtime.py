@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mkref.plan.task import Task
 
 __all__ = ["AttentionItems", "Route", "Segment", "attention_items", "chunk_counts", "dense_route"]
-__all__ += ["find_experts", "launch_ends", "segments", "split_chunks", "split_counts"]
+__all__ += ["find_experts", "launch_ends", "segments", "split_begins", "split_counts"]
 __all__ += ["stopped_rows"]
 
 Ints = npt.NDArray[np.int64]
@@ -47,26 +47,22 @@ def chunk_counts(positions: Ints, window: int) -> Ints:
     return positions // CHUNK - _first_visible(positions, window) // CHUNK + 1
 
 
-def split_chunks(n_chunks: Ints) -> Ints:
-    """Chunks of a split, of rows with so many: 1, 2, 4, ... so that no row has over 512 splits.
-
-    >>> split_chunks(np.array([1, 512, 513, 1024, 1025, 2048]))
-    array([1, 1, 2, 2, 4, 4])
-    """
-    per_split = np.ones_like(n_chunks)
-    while (over := n_chunks > MOST_SPLITS * per_split).any():
-        per_split[over] *= 2
-    return per_split
-
-
 def split_counts(positions: Ints, window: int) -> Ints:
     """Splits of each row: what MERGE has to read of every KV head.
 
-    >>> split_counts(np.array([127, 128, 65_535, 65_536]), 0)
-    array([  1,   2, 512, 257])
+    >>> split_counts(np.array([127, 128, 4_223, 65_536]), 0)
+    array([ 1,  2, 33, 33])
     """
-    n_chunks = chunk_counts(positions, window)
-    return -(-n_chunks // split_chunks(n_chunks))
+    return np.minimum(chunk_counts(positions, window), MOST_SPLITS)
+
+
+def split_begins(n_chunks: Ints, split: Ints) -> Ints:
+    """First chunk of a split of rows with so many chunks: equal parts, give or take one chunk.
+
+    >>> split_begins(np.array([5, 66, 70, 70]), np.array([3, 3, 3, 33]))
+    array([ 3,  6,  6, 70])
+    """
+    return np.where(n_chunks <= MOST_SPLITS, split, split * n_chunks // MOST_SPLITS)
 
 
 @dataclass(frozen=True)
@@ -110,19 +106,16 @@ def attention_items(positions: Ints, window: int, n_kv_heads: int, task: Task) -
         window: keys visible including the row's own; 0 is all.
     """
     n_chunks = chunk_counts(positions, window)
-    per_split = split_chunks(n_chunks)
-    per_row = -(-n_chunks // per_split) * n_kv_heads
+    per_row = split_counts(positions, window) * n_kv_heads
     row = np.repeat(np.arange(len(positions)), per_row)
     within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     row, within = row[task.first :: task.count], within[task.first :: task.count]
-    begin = within // n_kv_heads * per_split[row]
-    count = np.minimum(per_split[row], n_chunks[row] - begin)
+    split = within // n_kv_heads
+    begin, end = (split_begins(n_chunks[row], split + side) for side in (0, 1))
+    count = end - begin
     turn = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    row, within, chunk = (
-        np.repeat(row, count),
-        np.repeat(within, count),
-        np.repeat(begin, count) + turn,
-    )
+    row, within, chunk = np.repeat([row, within, begin], count, axis=1)
+    chunk += turn
     first_key, last_key = _first_visible(positions, window)[row], positions[row]
     first = (first_key // CHUNK + chunk) * CHUNK_PAGES
     return AttentionItems(
