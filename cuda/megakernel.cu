@@ -224,6 +224,8 @@ constexpr int RUN_TILES = KEYS_FIRST ? PAGE_TILES / 2 : PAGE_TILES;
 constexpr int RUN_STAGES = (RUN_TILES + STAGE_TILES - 1) / STAGE_TILES;
 constexpr int ITEM_RUNS = KEYS_FIRST ? 2 * CHUNK_PAGES : CHUNK_PAGES;
 constexpr int CHUNK = PAGE * CHUNK_PAGES;  // 128 keys: one key tile per consumer warp
+constexpr int LIST = (MOST_SPLITS + CONSUMERS - 1) / CONSUMERS;  // most splits in one sum of MERGE
+constexpr int SPLIT_PLACES = (MOST_SPLITS + 31) / 32 * 32;
 constexpr int HIDDEN_TILES = HIDDEN / 16;
 constexpr int Q_WIDTH = N_HEADS * HEAD_DIM;
 constexpr int KV_WIDTH = N_KV_HEADS * HEAD_DIM;
@@ -419,8 +421,9 @@ struct Shared {
   alignas(16) Route route;
   float tops[CONSUMERS][COLUMNS];  // attention: maximum score of a key tile; MERGE: of splits
   float sums[CONSUMERS][COLUMNS];  // and the sum of its weights
-  // MERGE by the helper: weights of the splits, and times their l.
-  alignas(16) float2 merge_weight[(MOST_SPLITS + LANES - 1) / LANES * LANES];
+  // MERGE by the helper: maxima of the splits and then their weights; their sums, times the weight.
+  alignas(16) float merge_weight[SPLIT_PLACES];
+  float merge_l[SPLIT_PLACES];
   alignas(16) Task loading;             // the loader's record
   float squares[MOST_ROWS][CONSUMERS];  // RMSNorm
   Best best[CONSUMERS][MOST_ROWS];      // HEAD
@@ -1629,15 +1632,16 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
   uint32_t own_k[2 * DIM_TILES] = {}, own_v = 0;  // this lane's part of the row's own key and value
   const int rows = rows_in_use(c.p);
   AttentionItem item = {};
-  auto find_item = [&] {  // from item.number of item.row on
-    ROLL while (!item.find_item()) {
+  item.row = -1;
+  item.number = task.first;
+  auto find_item = [&] {  // item.number of item.row, or of a later row
+    ROLL while (item.row < 0 || !item.find_item()) {
       if (item.row + 1 >= rows) {
         item.row = -1;
         return;
       }
       item.find_row(c.s, item.row + 1, c.step, task.window);
     }
-    item.find_pages();
   };
   auto load_q = [&] {
     const uint2* from =
@@ -1662,9 +1666,8 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
       UNROLL for (int w = 0; w < 2 * DIM_TILES; w++) own_k[w] = k[w * 4];
     if (c.warp < DIM_TILES) own_v = v[0] | (uint32_t)v[8] << 16;
   };
-  item.number = task.first;
-  item.find_row(c.s, 0, c.step, task.window);
   find_item();
+  item.find_pages();
   load_q();
   load_own();
   // Of the split so far: output before division, and of heads 2 quad, 2 quad + 1 the maximum and
@@ -1734,12 +1737,11 @@ __device__ __forceinline__ void attention(Context& c, const Task& task) {
     }
     // What comes next, and its queries if they are others, while this arithmetic goes on.
     const bool split_goes_on = ++item.chunk < item.end;
-    if (split_goes_on) {
-      item.find_pages();
-    } else {
+    if (!split_goes_on) {
       item.number += task.count;
       find_item();
     }
+    item.find_pages();
     if (item.row != now.row || item.head != now.head) load_q();
     const uint32_t now_v = own_v;
     load_own();
@@ -1888,8 +1890,6 @@ __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
   u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
   return u;
 }
-constexpr int LIST = (MOST_SPLITS + CONSUMERS - 1) / CONSUMERS;  // splits of one sum
-
 __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
   constexpr int STRIDE = COLUMNS * HEAD_DIM;
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
@@ -1932,35 +1932,35 @@ __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task)
 }
 
 __device__ __forceinline__ void merge_by_helper(Context& c, const Task& task) {
-  constexpr int STRIDE = COLUMNS * HEAD_DIM, SETS = (MOST_SPLITS + LANES - 1) / LANES;
+  constexpr int STRIDE = COLUMNS * HEAD_DIM;
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
   ROLL for (int unit = task.first; unit < n_units; unit += task.count) {
     const MergeUnit u = merge_unit(unit, task.window, c.step);
     float v[MOST_SPLITS];
     UNROLL for (int i = 0; i < MOST_SPLITS; i++) v[i] =
         i < u.n_splits ? u.values[i * STRIDE] : 0.0f;
-    float2 ml[SETS];  // maximum and sum of this lane's split of each 32
-    float m = negative_infinity();
-    UNROLL for (int set = 0; set < SETS; set++) {
-      const int split = set * LANES + c.lane;
-      ml[set] = split < u.n_splits ? u.ml[split * COLUMNS] : float2{negative_infinity(), 0.0f};
-    }
-    UNROLL for (int set = 0; set < SETS; set++) m = fmaxf(m, ml[set].x);
-    ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
     __syncwarp();  // the last unit's weights have been read
-    UNROLL for (int set = 0; set < SETS; set++) {
-      const float weight = exp2_(ml[set].x - m);
-      c.s.merge_weight[set * LANES + c.lane] = float2{weight, ml[set].y * weight};
+    float m = negative_infinity();
+    UNROLL for (int split = c.lane; split < SPLIT_PLACES; split += LANES) {
+      float2 ml = {negative_infinity(), 0.0f};
+      if (split < u.n_splits) ml = u.ml[split * COLUMNS];
+      c.s.merge_weight[split] = ml.x;
+      c.s.merge_l[split] = ml.y;
+      m = fmaxf(m, ml.x);
+    }
+    ROLL for (int x = 16; x > 0; x >>= 1) m = fmaxf(m, __shfl_xor_sync(ALL, m, x));
+    ROLL for (int split = c.lane; split < SPLIT_PLACES; split += LANES) {
+      const float weight = exp2_(c.s.merge_weight[split] - m);
+      c.s.merge_weight[split] = weight;
+      c.s.merge_l[split] = c.s.merge_l[split] * weight;
     }
     __syncwarp();  // weights of all lanes
     // Beyond the last split weight and addend are 0. Lane w has the l of sum w.
-    float sums[CONSUMERS] = {}, l = 0.0f, o = 0.0f;
+    float sums[CONSUMERS] = {}, l = 0.0f;
     UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums[i % CONSUMERS] =
-        sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i].x;
-    UNROLL for (int i = 0; i < LIST; i++) l =
-        l + c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS].y;
-    o = sums[0];
-    float total = __shfl_sync(ALL, l, 0);
+        sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i];
+    UNROLL for (int i = 0; i < LIST; i++) l = l + c.s.merge_l[i * CONSUMERS + c.lane % CONSUMERS];
+    float o = sums[0], total = __shfl_sync(ALL, l, 0);
     UNROLL for (int w = 1; w < CONSUMERS; w++) o = o + sums[w];
     ROLL for (int w = 1; w < CONSUMERS; w++) total = total + __shfl_sync(ALL, l, w);
     c.p.attn[(u.out / 16 * ROWS + u.row) * 16 + b_order(u.out % 16)] =
