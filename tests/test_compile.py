@@ -58,7 +58,7 @@ def machine_code_bytes(image: bytes) -> int:
 def test_machine_code_does_not_grow(most_rows: int) -> None:
     """The aim is 64 KB, the reach of the instruction cache; until then it may only shrink."""
     image, report = compile_cubin(north_source(most_rows, SHARED_PER_BLOCK["sm_90a"]), "sm_90a")
-    assert 32_000 < machine_code_bytes(image) <= 111_000
+    assert 32_000 < machine_code_bytes(image) <= {1: 97_000, 8: 111_000}[most_rows]
     assert resources(report).spill_bytes == 0
 
 

@@ -8,6 +8,7 @@ those.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from mkref.machine.inputs import StepInputs, check_launch, check_stops
 from mkref.machine.interface import Machine
 from mkref.machine.launch import KernelLaunch, Launch
 from mkref.machine.sampler import Sampler
-from mkref.machine.source import build_rows
+from mkref.machine.source import build_rows, kernel_source
 from mkref.plan.buffers import BUFFERS, SCALARS, Buffer, buffer_table
 from mkref.plan.task import Op
 from mkref.reference.scalars import rotary_table
@@ -72,8 +73,8 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 class KernelMachine(Machine):
     """Buffers and status of a machine that runs the CUDA kernel.
 
-    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `build`,
-    `build_for`, `build_sampler`, `begin`, `begin_draw` and `wait` to run the kernels. One that has
+    A subclass provides `allocate`, `put`, `get`, `address` for its kind of memory, and `compile`,
+    `build_sampler`, `begin`, `begin_draw` and `wait` to run the kernels. One that has
     a GPU also overrides `allocate_shared`, `send` and `status`, so that a launch costs the host one
     copy there and one back.
     """
@@ -92,6 +93,8 @@ class KernelMachine(Machine):
         self.under_way: KernelLaunch | None = None
         self.draws = False  # does the sampler draw the tokens of the last launch?
         self._sampler: Sampler | None = None  # its memory is taken at the first draw
+        self._builds: dict[int, Any] = {}  # by `build_rows`
+        self._source: Callable[..., str] = kernel_source
         self._params = np.zeros(1, PARAMS_DTYPE)
         self._staging = np.zeros(0, np.uint8)  # the inputs' block as the kernel has it
         self._staged: dict[str, np.ndarray] = {}  # views of its members
@@ -99,13 +102,22 @@ class KernelMachine(Machine):
         self._blank: set[str] = set()  # members that hold what `BLANK` says
         self._staged_rows = -1
 
-    @abstractmethod
     def build(self, plan: Plan) -> None:
-        """Get ready for a plan. Nothing is compiled before a step needs it."""
+        """Forget other plans' builds. Nothing is compiled before a step needs it."""
+        self._builds, self._source = {}, kernel_source
 
-    @abstractmethod
     def build_for(self, rows: int) -> Any:
         """The kernel for steps of so many rows; compiled when it is first asked for."""
+        most_rows = build_rows(rows)
+        if most_rows not in self._builds:
+            self._builds[most_rows] = self.compile(most_rows)
+        return self._builds[most_rows]
+
+    @abstractmethod
+    def compile(self, most_rows: int) -> Any:
+        """The build for up to `most_rows` rows of this plan, or what was compiled before. Any
+        thread may call it.
+        """
 
     @abstractmethod
     def build_sampler(self) -> None:

@@ -11,7 +11,6 @@ decide what runs.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 from types import ModuleType
@@ -27,8 +26,6 @@ from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
 from mkref.machine.source import (
     THREADS,
     Ring,
-    build_rows,
-    kernel_source,
     ring_for,
     shared_bytes,
 )
@@ -124,10 +121,9 @@ class CudaMachine(KernelMachine):
     ) -> None:
         super().__init__(trace=trace)
         self.cupy = import_cupy()
+        self.device: int = self.cupy.cuda.Device().id
         self.ring, self.checked = ring, checked
         self.ring_in_use: Ring | None = None  # of the last launch
-        self._builds: dict[int, Build] = {}  # by `build_rows`
-        self._source: Callable[..., str] = kernel_source
         self.draw_blocks = 0  # of a row; 0: as many as are good
         self._draw_kernels: dict[str, Any] = {}
         self._stream: Any = None
@@ -145,16 +141,15 @@ class CudaMachine(KernelMachine):
             )
         if self.ring is None:  # the build for most rows is the one that needs most
             ring_for(plan.config, attributes["MaxSharedMemoryPerBlockOptin"], plan.rows)
-        self._builds, self._source = {}, kernel_source
+        super().build(plan)
         self._status = self.allocate_shared(STATUS_WORDS * 4)
         self._status.fill(0)
 
-    def build_for(self, rows: int) -> Build:
-        """The build that runs `rows` rows: compiled for this GPU, or out of the cache."""
-        most_rows = build_rows(rows)
-        if most_rows not in self._builds:
-            plan = self.plan
-            room = self.cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"]
+    def compile(self, most_rows: int) -> Build:
+        """A build for this GPU: compiled, or out of the cache."""
+        plan = self.plan
+        with self.cupy.cuda.Device(self.device) as device:  # a new thread's would be the first GPU
+            room = device.attributes["MaxSharedMemoryPerBlockOptin"]
             ring = self.ring or ring_for(plan.config, room, most_rows)
             source = self._source(
                 plan.config, ring, plan.rows, most_rows, trace=self.trace, checked=self.checked
@@ -162,8 +157,7 @@ class CudaMachine(KernelMachine):
             kernel = self._module("megakernel", source).get_function("megakernel")
             block_bytes = shared_bytes(plan.config, ring, most_rows)
             kernel.max_dynamic_shared_size_bytes = block_bytes
-            self._builds[most_rows] = Build(kernel, block_bytes, ring)
-        return self._builds[most_rows]
+        return Build(kernel, block_bytes, ring)
 
     def _module(self, name: str, source: str) -> Any:
         """Machine code of a source, compiled for this GPU or out of the cache."""
@@ -192,11 +186,12 @@ class CudaMachine(KernelMachine):
         """Compile the sampler, or load what was compiled before."""
         if self._draw_kernels:
             return
-        module = self._module("sampler", sampler_source())
         names = ("draw_adjust", "draw_weigh", "draw_tops", "draw_choose")
-        kernels = {name: module.get_function(name) for name in names}
-        for kernel in kernels.values():
-            kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
+        with self.cupy.cuda.Device(self.device):
+            module = self._module("sampler", sampler_source())
+            kernels = {name: module.get_function(name) for name in names}
+            for kernel in kernels.values():
+                kernel.max_dynamic_shared_size_bytes = SHARED_BYTES
         self._draw_kernels = kernels
 
     def begin_draw(self, sampler: Sampler, step: int) -> None:

@@ -5,7 +5,6 @@ It emulates; it does not simulate time. See `mkref.machine.hostcc` for how the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +14,10 @@ from mkref.errors import MkrefError
 from mkref.machine.base import KernelMachine
 from mkref.machine.hostcc import HostModule, build
 from mkref.machine.sampler import SHARED_BYTES, Sampler, sampler_source
-from mkref.machine.source import THREADS, Ring, build_rows, kernel_source, shared_bytes
+from mkref.machine.source import THREADS, Ring, build_rows, shared_bytes
 from mkref.plan.buffers import Buffer
 
 if TYPE_CHECKING:
-    from mkref.plan.build import Plan
     from mkref.weights.packed import PackedWeights
 
 __all__ = ["HOST_RING", "HostMachine"]
@@ -53,25 +51,15 @@ class HostMachine(KernelMachine):
     ) -> None:
         super().__init__(trace=trace)
         self.ring, self.workers, self.seed = ring, workers, seed
-        self._kernels: dict[int, Any] = {}  # by `build_rows`
-        self._source: Callable[..., str] = kernel_source
         self._draw_module: HostModule | None = None
         self._over: Event | None = None
         self._failure: MkrefError | None = None
 
-    def build(self, plan: Plan) -> None:
-        """Forget other plans; a library is made when a step first needs it."""
-        self._kernels, self._source = {}, kernel_source
-
-    def build_for(self, rows: int) -> Any:
-        """The kernel that runs `rows` rows: from the system's compiler, or out of the cache."""
-        most_rows = build_rows(rows)
-        if most_rows not in self._kernels:
-            plan = self.plan
-            source = self._source(plan.config, self.ring, plan.rows, most_rows, trace=self.trace)
-            module = build(source, name="megakernel")
-            self._kernels[most_rows] = module.get_function("megakernel")
-        return self._kernels[most_rows]
+    def compile(self, most_rows: int) -> Any:
+        """A build of the kernel: from the system's compiler, or out of the cache."""
+        plan = self.plan
+        source = self._source(plan.config, self.ring, plan.rows, most_rows, trace=self.trace)
+        return build(source, name="megakernel").get_function("megakernel")
 
     def begin(self, params: np.ndarray) -> None:
         """Run a single step at once; several in a thread, so that their tokens can be read."""

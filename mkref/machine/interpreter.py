@@ -47,11 +47,8 @@ class InterpreterMachine(KernelMachine):
         self.interpreter: Interpreter | None = None
         self._steps: Iterator[None] = iter(())
 
-    def build(self, plan: Plan) -> None:
+    def compile(self, most_rows: int) -> None:
         """Nothing to compile; the interpreter is made when the buffers are there (`load`)."""
-
-    def build_for(self, rows: int) -> None:
-        """Nothing to compile."""
 
     def build_sampler(self) -> None:
         """Nothing to compile."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from mkref.errors import MachineError
-from mkref.machine import cuda, host
+from mkref.machine import base
 from mkref.machine.base import PARAMS_DTYPE, KernelMachine
 from mkref.machine.cuda import Build, CudaMachine
 from mkref.machine.host import HostMachine
@@ -58,13 +58,11 @@ def changed_kernel(changes: Changes, switches: Mapping[str, bool]) -> Iterator[N
             text = text.replace(old, new)
         return text
 
-    for module in (cuda, host):
-        module.kernel_source = source  # type: ignore[attr-defined]
+    base.kernel_source = source  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        for module in (cuda, host):
-            module.kernel_source = kernel_source  # type: ignore[attr-defined]
+        base.kernel_source = kernel_source  # type: ignore[attr-defined]
 
 
 class _Records:

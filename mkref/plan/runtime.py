@@ -47,22 +47,22 @@ def chunk_counts(positions: Ints, window: int) -> Ints:
     return positions // CHUNK - _first_visible(positions, window) // CHUNK + 1
 
 
-def split_counts(positions: Ints, window: int) -> Ints:
+def split_counts(positions: Ints, window: int, most_splits: int = MOST_SPLITS) -> Ints:
     """Splits of each row: what MERGE has to read of every KV head.
 
     >>> split_counts(np.array([127, 128, 4_223, 65_536]), 0)
     array([ 1,  2, 33, 33])
     """
-    return np.minimum(chunk_counts(positions, window), MOST_SPLITS)
+    return np.minimum(chunk_counts(positions, window), most_splits)
 
 
-def split_begins(n_chunks: Ints, split: Ints) -> Ints:
+def split_begins(n_chunks: Ints, split: Ints, most_splits: int = MOST_SPLITS) -> Ints:
     """First chunk of a split of rows with so many chunks: equal parts, give or take one chunk.
 
     >>> split_begins(np.array([5, 66, 70, 70]), np.array([3, 3, 3, 33]))
     array([ 3,  6,  6, 70])
     """
-    return np.where(n_chunks <= MOST_SPLITS, split, split * n_chunks // MOST_SPLITS)
+    return np.where(n_chunks <= most_splits, split, split * n_chunks // most_splits)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,9 @@ class AttentionItems:
         return AttentionItems(*(field[index] for field in vars(self).values()))
 
 
-def attention_items(positions: Ints, window: int, n_kv_heads: int, task: Task) -> AttentionItems:
+def attention_items(
+    positions: Ints, window: int, n_kv_heads: int, task: Task, most_splits: int = MOST_SPLITS
+) -> AttentionItems:
     """The chunks that slot `task.first` of `task.count` works on, in its order.
 
     Splits of a KV head are dealt to the slots in turn, row after row; the chunks of a split follow
@@ -104,14 +106,15 @@ def attention_items(positions: Ints, window: int, n_kv_heads: int, task: Task) -
     Args:
         positions: int64 [rows].
         window: keys visible including the row's own; 0 is all.
+        most_splits: of a row.
     """
     n_chunks = chunk_counts(positions, window)
-    per_row = split_counts(positions, window) * n_kv_heads
+    per_row = split_counts(positions, window, most_splits) * n_kv_heads
     row = np.repeat(np.arange(len(positions)), per_row)
     within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     row, within = row[task.first :: task.count], within[task.first :: task.count]
     split = within // n_kv_heads
-    begin, end = (split_begins(n_chunks[row], split + side) for side in (0, 1))
+    begin, end = (split_begins(n_chunks[row], split + side, most_splits) for side in (0, 1))
     count = end - begin
     turn = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
     row, within, chunk = np.repeat([row, within, begin], count, axis=1)
