@@ -12,11 +12,13 @@ from mkref.machine.base import StepInputs
 from mkref.machine.cuda import CudaMachine, device_sms
 from mkref.machine.host import HostMachine
 from mkref.machine.source import Ring
-from mkref.plan.build import build_plan
+from mkref.plan.build import PAGE, build_plan
+from mkref.reference.scalars import to_bf16
 from tests.decode import drive, drive_from, drive_launches, small_model
 
 pytestmark = pytest.mark.gpu
 
+OF_ATTENTION = ("part_o", "part_ml", "attn", "kv", "logits")
 PROMPTS = [
     [5, 77, 300, 12],
     [9, 8, 7, 6, 5, 4, 3, 2, 1],
@@ -92,6 +94,39 @@ def test_gpu_builds_take_turns() -> None:
             machine.step(StepInputs(tokens, at, table[:, :rows]))
             logits[machine.name].append(machine.logits(rows).tobytes())
     assert logits["host"] == logits["cuda"]
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [4224],
+        [9000],
+        [262_143],
+        [9000, 511],
+        [511, 140_000, 69_300, 300],
+        [5000, 300, 5100, 400, 5200, 200, 500, 600],
+    ],
+)
+def test_gpu_long_rows(positions: list[int]) -> None:
+    """Rows of more chunks than splits, between short ones: the buffers of attention and the logits
+    are those of the CPU. The same few pages, again and again.
+    """
+    config, weights = small_model(max_position_embeddings=262_144)
+    pages = max(positions) // PAGE + 1
+    table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
+    tokens = np.arange(len(positions), dtype=np.int32) + 40
+    inputs = StepInputs(tokens, np.array(positions, dtype=np.int32), table)
+    results = []
+    for machine, n_sm in ((CudaMachine(), device_sms()), (HostMachine(), 2)):
+        plan = build_plan(config, n_sm, full_pages=7, sliding_pages=7)
+        machine.load(plan, weights, pages * PAGE)
+        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
+        machine.write("kv", to_bf16(kv.astype(np.float32)))
+        machine.step(inputs)
+        results.append({name: machine.read(name).tobytes() for name in OF_ATTENTION})
+        machine.close()
+    gpu, cpu = results
+    assert [name for name in OF_ATTENTION if gpu[name] != cpu[name]] == []
 
 
 def test_gpu_samples_like_cpu() -> None:
