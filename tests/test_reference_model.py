@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 from transformers import Cohere2MoeConfig, Cohere2MoeForCausalLM
 
 from mkref.config import NorthConfig
+from mkref.plan.build import MOST_SPLITS
+from mkref.reference import rounding
 from mkref.reference.model import KVCache, Reference
 from mkref.weights.synthetic import synthetic_weights
 
@@ -216,6 +219,40 @@ def test_contract_attention_equals_plain_softmax() -> None:
         want = weights @ v.double()[:, :, None]
         # p and the output are rounded: 2^-9 each of a convex sum of values below 4.5
         assert (got - want).abs().max() < 4.5 * 2**-8
+
+
+def test_contract_attention_over_splits_of_several_chunks() -> None:
+    """More than 33 chunks: the maximum runs within a split, and the result is softmax attention.
+
+    Scores grow with the position: with a maximum per chunk no weight of a chunk would be below
+    those of the next.
+    """
+    assert rounding.MOST_SPLITS == MOST_SPLITS
+    config = contract_config(0)
+    contract = Reference(config, synthetic_weights(config), numerics="contract").rounding
+    torch.manual_seed(1)
+    n_keys = 40 * 128
+    q = torch.ones(1, 1, 1, 4, 32).to(torch.bfloat16)
+    k = torch.randn(1, 1, n_keys, 32) + torch.arange(n_keys)[:, None] / n_keys
+    k, v = k.to(torch.bfloat16), torch.randn(1, 1, n_keys, 32).to(torch.bfloat16)
+    positions = torch.tensor([33 * 128 - 1, 33 * 128, 5000, n_keys - 1])
+    keys = torch.arange(n_keys)
+    for window in (n_keys, 4500):
+        visible = (keys <= positions[:, None]) & (keys > positions[:, None] - window)
+        got = contract.attend(q, k, v, visible)
+        scores = q.double() @ k.double()[:, :, None].mT / 32**0.5
+        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
+        assert (got - weights @ v.double()[:, :, None]).abs().max() < 4.5 * 2**-8
+
+    # Chunk c has maximum -c: in a split of two chunks the second refers to the first one's.
+    m = -torch.arange(40.0).expand(1, 1, 1, 4, 40)
+    visible = keys <= positions[:, None]
+    running = rounding._running(m, visible)[0, 0, 0]
+    assert running[0].tolist() == m[0, 0, 0, 0].tolist()
+    for query, n in ((1, 34), (2, 40), (3, 40)):
+        begins = [split * n // 33 for split in range(34)]
+        for begin, end in itertools.pairwise(begins):
+            assert running[query, begin:end].tolist() == [-begin] * (end - begin)
 
 
 def test_contract_chunks_are_aligned_to_positions(monkeypatch: pytest.MonkeyPatch) -> None:

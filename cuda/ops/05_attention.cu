@@ -20,12 +20,13 @@
 // Build.      mkref.machine.nvrtc for a GPU, mkref.machine.hostcc for a CPU; tests/test_ops.py.
 //
 // The port into megakernel.cu: tasks `attention` and `merge`.
-//   - Work is cut into chunks of 128 keys, spread over all SMs. Here one row of 32 heads is 32
-//     blocks however long the context: 100 of an H200's 132 SMs have nothing to do.
-//   - Each chunk leaves its own (m, l, o); `merge` combines them. Chunks begin at fixed positions,
-//     not at fractions of the length, so a row's bits do not depend on its neighbours.
-//   - A chunk has one maximum: all of its scores are there before its first exponential, so nothing
-//     is rescaled before `merge`. Online softmax is for a length that fits nowhere.
+//   - Work is cut into chunks of 128 keys, and up to 33 splits of them are spread over all SMs. Here
+//     one row of 32 heads is 32 blocks however long the context: 100 of an H200's 132 SMs have
+//     nothing to do.
+//   - Each split leaves its own (m, l, o); `merge` combines them. Where splits begin depends on the
+//     row's length alone, so a row's bits do not depend on its neighbours.
+//   - A chunk has one maximum: all of its scores are there before its first exponential. Online
+//     softmax, the rescaling of l and o, goes from chunk to chunk of a split.
 //   - The query heads that share a KV head are the columns of one mma: every key is read once for
 //     all of them. Here each head reads the keys and values of its group again.
 //   - A page is a contiguous run of tiles that the loader copies ahead. Whole tiles also bring keys

@@ -26,9 +26,10 @@ from mkref.weights.layout import PAGE
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
 
-__all__ = ["CHUNK", "Contract", "Plain", "Rounding"]
+__all__ = ["CHUNK", "MOST_SPLITS", "Contract", "Plain", "Rounding"]
 
-CHUNK = 2 * PAGE  # keys whose softmax is one partial result, aligned to absolute positions
+CHUNK = 2 * PAGE  # keys whose exponentials have one maximum, aligned to absolute positions
+MOST_SPLITS = 33  # partial results of a query, each of one chunk or of several
 MINUS_INF = float("-inf")
 
 
@@ -169,7 +170,7 @@ class Contract:
         return (y if tables is None else _rotate(y, *tables)).to(torch.bfloat16)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        """Chunks of 128 keys, each with a maximum of its own, then merged; k starts at a chunk."""
+        """Chunks of 128 keys, each with the maximum of its split so far; k starts at a chunk."""
         pad = -k.shape[2] % CHUNK
         k, v = (F.pad(t.float(), (0, 0, 0, pad))[:, :, None] for t in (k, v))
         visible = F.pad(visible, (0, pad), value=False)
@@ -177,7 +178,7 @@ class Contract:
         # [B, J, G, T, chunks, 128]
         scores = scores.masked_fill(~visible, MINUS_INF).unflatten(-1, (-1, CHUNK))
         values = v.unflatten(-2, (-1, CHUNK))  # [B, J, 1, chunks, 128, D]
-        m = scores.amax(-1)  # [B, J, G, T, chunks]
+        m = _running(scores.amax(-1), visible)  # [B, J, G, T, chunks]
         # A chunk of which a query sees no key: subtract 0, so that exp2(-inf) = 0 comes out.
         base = m.masked_fill(m == MINUS_INF, 0.0)
         p = torch.exp2(scores - base[..., None]).to(torch.bfloat16).float()
@@ -195,3 +196,23 @@ class Contract:
     def activation(self, gate: Tensor, up: Tensor) -> Tensor:
         """float32, rounded to bfloat16 at the end."""
         return ((gate / (1.0 + torch.exp(-gate))) * up).to(torch.bfloat16)
+
+
+def _running(m: Tensor, visible: Tensor) -> Tensor:
+    """Maxima of chunks and of those before them in their split.
+
+    Args:
+        m: maxima of the chunks [B, J, G, T, chunks].
+        visible: which keys each query sees [T, chunks * 128].
+    """
+    seen = visible.unflatten(-1, (-1, CHUNK)).any(-1)  # [T, chunks]
+    n_chunks = seen.sum(-1, keepdim=True)
+    if int(n_chunks.max()) <= MOST_SPLITS:
+        return m
+    number = torch.arange(seen.shape[1], device=m.device) - seen.int().argmax(-1, keepdim=True)
+    begins = torch.arange(MOST_SPLITS, device=m.device) * n_chunks // MOST_SPLITS
+    begin = (number[..., None] == begins[:, None]).any(-1) | (n_chunks <= MOST_SPLITS)
+    chunks = [m[..., 0]]
+    for c in range(1, m.shape[-1]):
+        chunks.append(torch.where(begin[:, c], m[..., c], torch.maximum(chunks[-1], m[..., c])))
+    return torch.stack(chunks, dim=-1)
