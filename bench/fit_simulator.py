@@ -1,15 +1,16 @@
 """Fit the simulator's table of times to the records of the H200, and write it.
 
-    python bench/fit_simulator.py
+    python bench/fit_simulator.py [--traces]
 
 Three kinds of constants, in this order: what the stamps of version two's trace show directly
 (`bench/simulator_direct.py`); what load adds to hops, and bandwidth, latency and chance of the
 memory, with which a simulated trace is as late, as long and as uneven as the recorded one; and one
 constant for each case of `FITTED_ON`, found from that case alone. For every later kernel then what
 the stamps of its own trace show of its instructions and hand-overs (`OWN`): with it nothing is
-fitted to the trace as a whole or to a record. Writes `mkref/simulate/h200.json`;
-then run `bench/validate_simulator.py`, which says how far predictions are off. It needs no GPU, and
-some minutes.
+fitted to the trace as a whole or to a record. With `--traces` only those of later kernels are found
+anew, and version two's are taken from the table as it is. Writes `mkref/simulate/h200.json`; then
+run `bench/validate_simulator.py`, which says how far predictions are off. It needs no GPU, and some
+minutes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.simulator_cases import FITTED_ON, Case, cases
 from bench.simulator_direct import OWN, SIGNALS, SITUATION, read_trace, shown
-from bench.simulator_kernels import KERNELS, PRESENT, VERSION_THREE, VERSION_TWO
+from bench.simulator_kernels import (
+    KERNELS,
+    PRESENT,
+    VERSION_FOUR,
+    VERSION_THREE,
+    VERSION_TWO,
+)
 from bench.simulator_trace import hop_times
 from mkref.simulate.compare import OpDifference, compare
 from mkref.simulate.costs import FILE, Costs
@@ -120,6 +127,11 @@ def main() -> int:
     recorded, kernel, switches = read_trace(VERSION_TWO)
     plan = kernel.plan(8)
     direct = shown(recorded, kernel, switches)
+    if sys.argv[1:] == ["--traces"]:
+        costs = VERSION_TWO.costs
+        side = VERSION_TWO.switches.least_normed - 1
+        write(in_kernels(replace(costs, norm=costs.norm + costs.norm_row * side), direct), direct)
+        return 0
     start = {**START, **ASSUMED, **direct}
     start["merge_unit"] *= start["merge_panel"]
     start["merge"] -= start["merge_pass"]
@@ -174,8 +186,8 @@ def in_kernels(costs: Costs, direct: Mapping[str, Any]) -> dict[Kernel, Costs]:
         own = shown(recorded, kernel, switches, direct)
         own["merge"] -= costs.merge_pass
         found[kernel] = replace(costs, **own)
-    # Older kernels norm four rows where the present one norms one.
-    each = max(found[VERSION_THREE].norm - found[PRESENT].norm, 0.0) / 3
+    # Until version three four rows were normed where later kernels norm one.
+    each = max(found[VERSION_THREE].norm - found[VERSION_FOUR].norm, 0.0) / 3
     return {
         kernel: replace(
             mine, norm=mine.norm - each * (kernel.switches.least_normed - 1), norm_row=each
@@ -227,7 +239,9 @@ def sources_of(kernel: Kernel, direct: Mapping[str, Any]) -> dict[str, str]:
         sources |= dict.fromkeys(OWN, f"shown by {kernel.trace}")
     sources["merge"] = f"shown by {kernel.trace}, less merge_pass"
     sources["merge_unit"] = f"assumed: {ASSUMED['merge_unit']} of merge_panel"
-    sources["norm_row"] = f"shown by {PRESENT.trace}, one row, and {VERSION_THREE.trace}, four"
+    sources["norm_row"] = (
+        f"shown by {VERSION_FOUR.trace}, one row, and {VERSION_THREE.trace}, four"
+    )
     return sources
 
 

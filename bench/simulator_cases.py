@@ -146,7 +146,7 @@ def _ladder(name: str) -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    decode, folders = ("decode", "contexts", "rows"), ("version_two/", "version_three/", "")
+    folders = ("version_two/", "version_three/", "version_four/", "")
+    decode = ("decode", "contexts", "rows")
     found = [case for folder in folders for name in decode for case in _decode(folder + name)]
-    ladders = ("version_two/ladder", "ladder", "ladder_batch_1_4")
-    return found + [case for name in ladders for case in _ladder(name)]
+    return found + [case for folder in folders for case in _ladder(f"{folder}ladder")]

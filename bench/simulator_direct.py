@@ -17,11 +17,11 @@ from bench.simulator_kernels import VERSION_TWO
 from bench.simulator_trace import Statistics, hop_times
 from mkref.config import NORTH_MINI_CODE
 from mkref.machine.source import Ring
-from mkref.plan.runtime import chunk_counts
+from mkref.plan.runtime import attention_items
 from mkref.plan.task import Op
 from mkref.simulate.costs import H200
 from mkref.simulate.situation import Situation
-from mkref.simulate.work import TILE_BYTES, Shapes
+from mkref.simulate.work import CHUNK, TILE_BYTES, Shapes
 from mkref.trace.storage import load_trace
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ def shown(
         "after_issue": real.asks_after("copy"), "next_task": real.asks_after("task"),
         "embed": real.work(real.tasks_of(Op.EMBED)), "sample": real.work(real.tasks_of(Op.SAMPLE)),
     }  # fmt: skip
-    out |= _by_items(real) | _hand_overs(real, switches, shared or out, early=kernel.early)
+    out |= _by_items(real, switches.most_splits)
+    out |= _hand_overs(real, switches, shared or out, early=kernel.early)
     return {name: out[name] for name in OWN if name in out} if shared else out
 
 
@@ -93,32 +94,36 @@ def _norm(real: Statistics) -> float:
     return real.work(two & ~behind) - real.work(two & behind)
 
 
-def _by_items(real: Statistics) -> dict[str, float]:
+def _by_items(real: Statistics, most_splits: int) -> dict[str, float]:
     """Attention and its merge: work of SMs with no, one, two chunks; with the row's last chunk."""
-    first, count = real.trace.columns["first"], real.trace.columns["count"]
-    slots = int(count[real.op == Op.MERGE][0])
-    position = np.array(SITUATION.positions)
-    window = np.array([task.window for task in real.tasks])
-    heads = NORTH_MINI_CODE.num_key_value_heads
-    n = np.zeros(len(real.op), dtype=np.int64)
-    last = np.zeros(len(real.op), dtype=bool)
-    for width in np.unique(window):
-        total = int(chunk_counts(position, int(width))[0]) * heads
-        here = window == width
-        n[here] = (total - first[here] + slots - 1) // slots
-        last |= here & ((total - 1 - first) % slots < heads)
     attention = real.tasks_of(Op.ATTENTION)
+    n, last = _chunks(real, attention, most_splits)
     none, one, two = (real.work(attention & (n == k) & ~last) for k in range(3))
     with_last = real.work(attention & (n == 1) & last)
     item = one - real.head(Op.ATTENTION) - real.tail(Op.ATTENTION)
-    units = NORTH_MINI_CODE.q_width // 32
+    first, units = real.trace.columns["first"], NORTH_MINI_CODE.q_width // 32
     merge = real.tasks_of(Op.MERGE)
     return {
         "no_item": none, "item": item, "fresh": with_last - one,
         "item_gap": max(two - one - item, 0.0),
-        "merge": real.work(merge & (first < units)),  # with one pass of 64 chunks
+        "merge": real.work(merge & (first < units)),  # with one pass
         "no_merge": real.work(merge & (first >= units)),
     }  # fmt: skip
+
+
+def _chunks(
+    real: Statistics, attention: np.ndarray, most_splits: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of every task of attention the number of chunks, and whether the row's last is among them."""
+    position, heads = np.array(SITUATION.positions), NORTH_MINI_CODE.num_key_value_heads
+    n = np.zeros(len(real.op), dtype=np.int64)
+    last = np.zeros(len(real.op), dtype=bool)
+    for k in np.flatnonzero(attention):
+        task = real.tasks[k]
+        items = attention_items(position, task.window, heads, task, most_splits)
+        n[k] = len(items)
+        last[k] = bool((items.last_key // CHUNK == items.first_key // CHUNK + items.chunk).any())
+    return n, last
 
 
 def _hand_overs(
