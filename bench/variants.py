@@ -77,7 +77,6 @@ VARIANTS: dict[str, tuple[Change, ...]] = {
     "waiting_2": (("IN_FLIGHT_WAITING = 1;", "IN_FLIGHT_WAITING = 2;"),),
     "helper_merges": (("MERGE_ROWS = 1;", "MERGE_ROWS = 0;"),),
     "consumers_merge": (("MERGE_ROWS = 1;", "MERGE_ROWS = 8;"),),
-    "splits_66": (("MOST_SPLITS = 33;", "MOST_SPLITS = 66;"),),
     "announced_by_all": (("(announced ? (uint32_t)arrivals / 32 : 0u)", "0u"),),
     "share_after_route": (
         (

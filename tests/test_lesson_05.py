@@ -1,14 +1,19 @@
-"""Lesson 05: parts of `attention` as the lesson shows them, and numbers that look different."""
+"""Lesson 05: parts of `attention` as the lesson shows them, the counts of splits and results that
+it derives, and numbers that look different."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.check import exercise
 from mkref.lessons.lesson_05 import merge
 from mkref.lessons.lesson_05_figures import PARTS, attention_part
+from mkref.lessons.lesson_05_splits import items_of, result_bytes, results_of, split_sizes
 from mkref.lessons.source import code
+from mkref.plan.buffers import buffer_table
+from mkref.plan.build import build_plan
 
 
 def test_parts_are_pieces_of_the_kernel_in_order() -> None:
@@ -21,6 +26,26 @@ def test_parts_are_pieces_of_the_kernel_in_order() -> None:
         lines = part.line + len(part.text.splitlines()) - 1
         assert len(part.text.splitlines()) > 10
     assert lines == whole.line + len(whole.text.splitlines()) - 1
+
+
+@pytest.mark.parametrize("n_chunks", [1, 5, 33, 34, 66, 2048])
+def test_splits_hold_all_chunks(n_chunks: int) -> None:
+    """At most 33, alike but for one chunk; four KV heads make the items."""
+    sizes = split_sizes(n_chunks)
+    assert sum(sizes) == n_chunks
+    assert len(sizes) == min(n_chunks, 33)
+    assert max(sizes) - min(sizes) <= 1
+    assert items_of(n_chunks * 128) == 4 * len(sizes)
+    assert results_of(n_chunks * 128).splits == len(sizes)
+
+
+def test_results_are_those_of_the_buffers() -> None:
+    """What the lesson says a layer leaves for MERGE is what the kernel has room for."""
+    context = 262_144
+    plan = build_plan(NORTH_MINI_CODE, n_sm=132, full_pages=4096, sliding_pages=66)
+    table = buffer_table(plan, context)
+    room = sum(table[name].n_bytes for name in ("part_o", "part_ml"))
+    assert room == plan.rows * result_bytes(results_of(context).splits)
 
 
 @pytest.mark.parametrize("name", ["min", "mean"])

@@ -77,7 +77,7 @@ def test_first_place_is_a_near_tie_of_the_router(ties: list[NearTie]) -> None:
 
 
 def test_merge_in_another_order_hides_in_bfloat16() -> None:
-    """Most float32 outputs differ, a few after rounding; up to eight chunks none."""
+    """Most float32 outputs differ, a few after rounding; up to eight splits none."""
     wide, narrow = merged_otherwise()
     assert 0 < narrow < 50 < 30_000 < wide
     assert (0, 0) == merged_otherwise(4096, 8)

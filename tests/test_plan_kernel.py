@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,22 +21,49 @@ from tests.decode import drive, drive_from, small_config, small_model
 
 if TYPE_CHECKING:
     from mkref.config import NorthConfig
+    from mkref.plan import Plan
 
 POSITIONS = [0, 63, 64, 127, 130, 300, 510, 65]
 OF_THE_PLAN = {"tasks", "task_offsets", "counters", "best_values", "best_tokens", "trace"}
 """Differ with the number of SMs."""
 
 
+def random_cache(plan: Plan, n_tiles: int) -> np.ndarray:
+    """Random keys and values everywhere, bfloat16 words [tiles, 256]."""
+    return to_bf16(np.random.default_rng(2).standard_normal((n_tiles, 256)).astype(np.float32))
+
+
+def cancelling_cache(plan: Plan, n_tiles: int) -> np.ndarray:
+    """Pages 2 i and 2 i + 1, i below 8, have the same keys and opposite values, which are large."""
+    words, config = random_cache(plan, n_tiles), plan.config
+    rng, shape = np.random.default_rng(5), (PAGE, config.head_dim)
+    for layer in range(config.num_hidden_layers):
+        base = plan.pool.base(config, layer)
+        for i in range(8):
+            for head in range(config.num_key_value_heads):
+                keys, values = rng.standard_normal((2, *shape)).astype(np.float32)
+                for page, sign in ((2 * i, 1), (2 * i + 1, -1)):
+                    at = kv_tile(base, page, head, config)
+                    tiles = pack_kv_page(to_bf16(keys), to_bf16(values * (sign * 2.0**20)))
+                    words[at : at + config.head_dim // 2] = tiles
+    return words
+
+
 def different_buffers(
-    config: NorthConfig, steps: Sequence[StepInputs], pages: tuple[int, int], kernel: HostMachine
+    config: NorthConfig,
+    steps: Sequence[StepInputs],
+    pages: tuple[int, int],
+    kernel: HostMachine,
+    cache: Callable[[Plan, int], np.ndarray] = random_cache,
 ) -> set[str]:
     """Names of the buffers in which the kernel's bits differ from the interpreter's at the end.
 
     Args:
         config: of the model.
-        steps: one after another, on a cache of random keys and values.
+        steps: one after another.
         pages: budgets of full and sliding layers.
         kernel: on three SMs; the interpreter has five.
+        cache: makes the keys and values before the first step.
     """
     weights = synthetic_weights(config, seed=3)
     max_context = steps[0].page_table.shape[2] * PAGE
@@ -44,8 +71,7 @@ def different_buffers(
     for machine, n_sm in ((InterpreterMachine(order=3), 5), (kernel, 3)):
         plan = build_plan(config, n_sm, full_pages=pages[0], sliding_pages=pages[1])
         machine.load(plan, weights, max_context)
-        kv = np.random.default_rng(2).standard_normal(machine.table["kv"].shape)
-        machine.write("kv", to_bf16(kv.astype(np.float32)))
+        machine.write("kv", cache(plan, machine.table["kv"].shape[0]))
         for inputs in steps:
             machine.step(inputs)
         results.append({name: machine.read(name) for name in BUFFERS})
@@ -79,17 +105,38 @@ def test_every_buffer_is_the_same_as_after_the_kernel(ring: Ring) -> None:
     "positions",
     [[4223], [4224], [9000], [9000, 511], [511, 140_000, 69_300, 300], [262_143]],
 )
-def test_long_rows(positions: list[int]) -> None:
+@pytest.mark.parametrize("changes", [{}, {"head_dim": 128, "sliding_window": 5000}], ids=str)
+def test_long_rows(positions: list[int], changes: dict[str, int]) -> None:
     """33 splits of one chunk and of several, which the consumers merge where there is one row, the
-    helper where there are more, between short rows. The same few pages, again and again.
+    helper where there are more, between short rows; windows of few chunks, and of more than there
+    are splits. The same few pages, again and again.
     """
-    config = small_config(max_position_embeddings=262_144)
+    config = small_config(max_position_embeddings=262_144, **changes)
     pages = max(positions) // PAGE + 1
     table = np.tile(np.arange(pages, dtype=np.int32) % 7, (2, len(positions), 1))
     inputs = StepInputs(
         np.arange(len(positions), dtype=np.int32) + 40, np.array(positions, dtype=np.int32), table
     )
     assert different_buffers(config, [inputs], (7, 7), HostMachine()) <= OF_THE_PLAN
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_merge_adds_in_the_order_of_the_contract(rows: int) -> None:
+    """33 splits of which 32 cancel, but for how their sums round: by the consumers and by the
+    helper. Any other order shows.
+    """
+    order = np.random.default_rng(4).permutation(32) % 16
+    table = np.append(order, 16).repeat(2).astype(np.int32)  # both pages of a chunk
+    inputs = StepInputs(
+        np.arange(rows, dtype=np.int32) + 40,
+        np.full(rows, 33 * 128 - 1, dtype=np.int32),
+        np.tile(table, (2, rows, 1)),
+    )
+    inputs.page_table[:, :, -1] = 16 + np.arange(rows)  # its last key is appended here
+    config = small_config(max_position_embeddings=8192)
+    kernel = HostMachine()
+    found = different_buffers(config, [inputs], (18, 18), kernel, cancelling_cache)
+    assert found <= OF_THE_PLAN
 
 
 def test_a_width_that_no_layer_has_does_not_matter() -> None:

@@ -50,29 +50,37 @@ def test_attention_items(window: int, n_slots: int) -> None:
         assert expected[slot::n_slots] == got
 
 
+@pytest.mark.parametrize("window", [0, 6000])
 @pytest.mark.parametrize("n_slots", [1, 3, 50, 132])
-def test_long_rows_have_splits_of_several_chunks(n_slots: int) -> None:
+def test_long_rows_have_splits_of_several_chunks(n_slots: int, window: int) -> None:
     """At most 33 splits of a KV head, alike but for one chunk, dealt in turn with those of
     short rows; each split in one slot, chunk after chunk.
     """
-    positions, n_splits = [69_000, 200, 140_000, 33 * 128 - 1, 33 * 128, 5], [33, 2, 33, 33, 33, 1]
+    positions = [69_000, 200, 140_000, 33 * 128 - 1, 33 * 128, 5]
+    n_splits = [33, 2, 33, 33, 33, 1]
     expected: list[list[tuple[int, ...]]] = []
     for row, (last, n) in enumerate(zip(positions, n_splits, strict=True)):
-        n_chunks = last // 128 + 1
+        first = max(0, last - window + 1) if window else 0
+        n_chunks = last // 128 - first // 128 + 1
         begins = [split * n_chunks // n for split in range(n + 1)]
         sizes = {after - begin for begin, after in itertools.pairwise(begins)}
         assert max(sizes) - min(sizes) <= 1
         for number, (begin, after) in enumerate(itertools.pairwise(begins)):
             expected += [
-                [(row, head, c, number, int(c == begin)) for c in range(begin, after)]
+                [
+                    (row, head, c, number, int(c == begin), (first // 128 + c) * 2 + 1)
+                    for c in range(begin, after)
+                ]
                 for head in range(3)
             ]
     for slot in range(n_slots):
-        items = attention_items(np.array(positions), 0, 3, Task(Op.ATTENTION, 0, slot, n_slots))
-        fields = (items.row, items.head, items.chunk, items.split, items.begins)
+        task = Task(Op.ATTENTION, 0, slot, n_slots)
+        items = attention_items(np.array(positions), window, 3, task)
+        last_page = np.maximum(items.last_page, items.last_page // 2 * 2 + 1)  # of a whole chunk
+        fields = (items.row, items.head, items.chunk, items.split, items.begins, last_page)
         got = list(zip(*(field.tolist() for field in fields), strict=True))
         assert [chunk for split in expected[slot::n_slots] for chunk in split] == got
-    assert n_splits == split_counts(np.array(positions), 0).tolist()
+    assert n_splits == split_counts(np.array(positions), window).tolist()
 
 
 def test_every_page_of_an_item_has_a_visible_key() -> None:

@@ -221,38 +221,56 @@ def test_contract_attention_equals_plain_softmax() -> None:
         assert (got - want).abs().max() < 4.5 * 2**-8
 
 
-def test_contract_attention_over_splits_of_several_chunks() -> None:
-    """More than 33 chunks: the maximum runs within a split, and the result is softmax attention.
+def running_by_loops(m: list[float], n: int) -> list[float]:
+    """Maxima of n chunks, each with those before it in its split."""
+    out: list[float] = []
+    for begin, end in itertools.pairwise(split * n // 33 for split in range(34)):
+        out += itertools.accumulate(m[begin:end], max)
+    return out
 
-    Scores grow with the position: with a maximum per chunk no weight of a chunk would be below
-    those of the next.
+
+@pytest.mark.parametrize("window", [9999, 7000])
+def test_contract_attention_over_splits_of_several_chunks(window: int) -> None:
+    """More than 33 chunks: weights are rounded relative to the maximum of the split so far.
+
+    Scores fall with the position, so a chunk's own maximum is another number.
     """
     assert rounding.MOST_SPLITS == MOST_SPLITS
     config = contract_config(0)
     contract = Reference(config, synthetic_weights(config), numerics="contract").rounding
     torch.manual_seed(1)
-    n_keys = 40 * 128
+    n_keys = 60 * 128
     q = torch.ones(1, 1, 1, 4, 32).to(torch.bfloat16)
-    k = torch.randn(1, 1, n_keys, 32) + torch.arange(n_keys)[:, None] / n_keys
+    k = torch.randn(1, 1, n_keys, 32) / 4 - torch.arange(n_keys)[:, None] / n_keys * 8
     k, v = k.to(torch.bfloat16), torch.randn(1, 1, n_keys, 32).to(torch.bfloat16)
-    positions = torch.tensor([33 * 128 - 1, 33 * 128, 5000, n_keys - 1])
+    positions = torch.tensor([33 * 128 - 1, 34 * 128, 7200, n_keys - 1])
     keys = torch.arange(n_keys)
-    for window in (n_keys, 4500):
-        visible = (keys <= positions[:, None]) & (keys > positions[:, None] - window)
-        got = contract.attend(q, k, v, visible)
-        scores = q.double() @ k.double()[:, :, None].mT / 32**0.5
-        weights = scores.masked_fill(~visible, float("-inf")).softmax(-1)
-        assert (got - weights @ v.double()[:, :, None]).abs().max() < 4.5 * 2**-8
-
-    # Chunk c has maximum -c: in a split of two chunks the second refers to the first one's.
-    m = -torch.arange(40.0).expand(1, 1, 1, 4, 40)
-    visible = keys <= positions[:, None]
-    running = rounding._running(m, visible)[0, 0, 0]
-    assert running[0].tolist() == m[0, 0, 0, 0].tolist()
-    for query, n in ((1, 34), (2, 40), (3, 40)):
-        begins = [split * n // 33 for split in range(34)]
-        for begin, end in itertools.pairwise(begins):
-            assert running[query, begin:end].tolist() == [-begin] * (end - begin)
+    visible = (keys <= positions[:, None]) & (keys > positions[:, None] - window)
+    got = contract.attend(q, k, v, visible)[0, 0, 0]
+    scores = (q.double() @ k.double()[:, :, None].mT / 32**0.5)[0, 0, 0]
+    values = v[0, 0].double()
+    for query, position in enumerate(positions.tolist()):
+        first = max(0, position - window + 1) // 128
+        n = position // 128 - first + 1
+        seen = scores[query].masked_fill(~visible[query], float("-inf")) / np.log(2)
+        chunks = list(seen.split(128)[first : first + n])
+        own = [float(chunk.max()) for chunk in chunks]
+        running = own if n <= 33 else running_by_loops(own, n)
+        outputs = []
+        for base in (running, own):
+            p = [
+                torch.exp2(s - m).to(torch.bfloat16).double()
+                for s, m in zip(chunks, base, strict=True)
+            ]
+            scale = [2 ** (m - max(base)) for m in base]
+            out = sum(
+                s * x @ values[(first + c) * 128 :][:128]
+                for c, (s, x) in enumerate(zip(scale, p, strict=True))
+            )
+            outputs.append(out / sum(s * x.sum() for s, x in zip(scale, p, strict=True)))
+        right, wrong = ((got[query] == out.bfloat16()).float().mean() for out in outputs)
+        assert right > 0.95  # but for what float32 adds
+        assert n < 50 or wrong < 0.9
 
 
 def test_contract_chunks_are_aligned_to_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise, permutations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mkref.machine.source import Ring
 from mkref.measure.rungs import barriers, plain
 from mkref.plan import NO_COUNTER, Op, Plan, build_plan
 from mkref.plan.balance import balance
+from mkref.plan.build import MOST_SPLITS
 from mkref.simulate.costs import H200, Costs
 from mkref.simulate.counters import Counters
 from mkref.simulate.ladder import SIMULATED, simulate_ladder
@@ -36,6 +38,10 @@ RING = Ring(5, 16)
 SWITCHES = Switches(ring=RING)
 PLAN = small_plan(4)
 ROWS = (1, 3, 8)
+EACH_CHUNK = 2**20
+"""As the most splits: a result of each chunk, as older kernels have it."""
+CHUNK_STAGES = 2
+"""Of the large geometry with stages of 64 tiles: a page of one KV head each."""
 EACH_ROWS = pytest.mark.parametrize("rows", ROWS)
 
 
@@ -281,9 +287,13 @@ def test_switches_are_those_of_the_kernel() -> None:
     held = re.findall(r"OP_(\w+)", constant("HOLD_BACK_AFTER"))
     assert {op.name for op in now.hold_back_after} == set(held)
     assert f"(uint32_t)arrivals / {now.may_miss} : 0u" in text
-    long_list = re.search(r"constexpr int SHORT_LIST = \d+, LONG_LIST = (\d+);", text)
-    assert long_list
-    assert now.merge_at_once == int(long_list[1]) * int(constant("CONSUMERS"))
+    # One trip of the consumers, and one of the helper, has the results of all splits.
+    consumers = int(constant("CONSUMERS"))
+    assert "(MOST_SPLITS + CONSUMERS - 1) / CONSUMERS" == constant("LIST")
+    assert now.merge_at_once == -(-MOST_SPLITS // consumers) * consumers
+    assert now.most_splits == now.helper_at_once == MOST_SPLITS
+    assert "float v[LIST];" in text
+    assert "float v[MOST_SPLITS];" in text
     assert now.least_normed == 1
     assert "constexpr int SIDE = MOST_ROWS < 4 ? MOST_ROWS : 4;" in text
 
@@ -330,16 +340,38 @@ def test_rows_are_normed_side_by_side(rows: int, least: int, side: int, fours: i
 
 
 def test_long_merges_take_fewer_trips() -> None:
-    """Of 256 chunks, 64 at once are four trips, 256 are one trip that takes longer."""
+    """With one result of each of 256 chunks, 64 at once are four trips, 256 are one trip that takes
+    longer; with 33 splits there is one trip of the consumers or the helper."""
     costs = replace(H200, merge_chunk=1.0, merge_pass=500.0)
     task = next(task for _, _, task in PLAN if task.op == Op.MERGE and not task.window)
     now = Situation.uniform(SMALL, [256 * CHUNK - 1])
-    few, many = (
-        Shapes(SMALL, 8, RING, now, costs, replace(SWITCHES, merge_at_once=n)).of(task, normed=True)
-        for n in (64, 256)
-    )
+
+    def head(**changes: Any) -> float:
+        switches = replace(SWITCHES, **changes)
+        return Shapes(SMALL, 8, RING, now, costs, switches).of(task, normed=True).head
+
     units = -(-(SMALL.q_width // 32 - task.first) // task.count)
-    assert few.head - many.head == pytest.approx(units * (3 * 500.0 - 192.0))
+    few, many = (head(most_splits=EACH_CHUNK, merge_at_once=n) for n in (64, 256))
+    assert few - many == pytest.approx(units * (3 * 500.0 - 192.0))
+    assert many - head() == pytest.approx(units * 192.0)
+    old = head(most_splits=EACH_CHUNK, helper_at_once=32, merge_rows=0)
+    assert old - head(merge_rows=0) == pytest.approx(units * 7 * costs.merge_panel)
+
+
+def test_a_long_row_is_divided_evenly() -> None:
+    """Chunks of a row of 2,048 on 132 SMs: 62 or 63 on each with 33 splits. With one result of each
+    chunk as many: the splits do not change who reads how much, but how much is left to merge."""
+    plan = build_plan(NORTH_MINI_CODE, 132, full_pages=1, sliding_pages=1)
+    now = Situation.uniform(NORTH_MINI_CODE, [2048 * CHUNK - 1])
+    tasks = [task for _, _, task in plan if task.op == Op.ATTENTION and not task.window]
+    tasks = [task for task in tasks if task.layer == tasks[0].layer]
+    for most in (MOST_SPLITS, EACH_CHUNK):
+        shapes = Shapes(
+            NORTH_MINI_CODE, 8, Ring(6, 64), now, H200, replace(Switches(), most_splits=most)
+        )
+        chunks = [len(shapes.of(task, normed=True).stages) // CHUNK_STAGES for task in tasks]
+        assert {62, 63} == set(chunks)
+        assert 4 * 2048 == sum(chunks)
 
 
 def test_what_announces_itself_is_seen_sooner() -> None:

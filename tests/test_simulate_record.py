@@ -12,7 +12,7 @@ import pytest
 
 from bench.simulator_cases import FITTED_ON, FITTED_VERSION, ROOT, cases
 from bench.simulator_direct import OWN, read_trace, shown
-from bench.simulator_kernels import KERNELS, VERSION_TWO, Kernel
+from bench.simulator_kernels import KERNELS, PRESENT, VERSION_TWO, Kernel
 from bench.validate_simulator import OUT, summary
 from mkref.errors import RequestError
 from mkref.simulate.costs import FILE, from_dict
@@ -24,7 +24,8 @@ AGAIN = (
     ("v2", "decode: batch 1, 8,192 tokens, even"),
     ("v3", "contexts: batch 1, 32,768 tokens, even"),
     ("v4", "decode: batch 1, 8,192 tokens, even"),
-    ("v4", "ladder: batch 1, c graph + PDL, 3 per layer"),
+    ("v5", "decode: batch 1, 8,192 tokens, even"),
+    ("v5", "ladder: batch 1, c graph + PDL, 3 per layer"),
 )
 """Cases that are simulated again here: they take about a second each."""
 MUCH = ("262,144", "rows", "16 tokens of a prompt", "32 tokens of a prompt")
@@ -70,7 +71,7 @@ def test_predictions_are_close() -> None:
     whose records some constants are fitted; within 6 % for later kernels, of which only a trace
     shows some times; within 8 % with 256K of context, and with 16 or 32 rows. Chains of launches
     and other orders within 10 %, and beyond that by no more than the samples spread: the host of
-    the present kernel's ladder was slow. In the mean within 3.5 %, of decode within 2 %."""
+    version four's ladder was slow. In the mean within 3.5 %, of decode within 2 %."""
     held_out = [row for row in ROWS.values() if row["role"] == "held out"]
     assert len(held_out) >= 6 * len(FITTED_ON)
     for row in held_out:
@@ -83,7 +84,7 @@ def test_predictions_are_close() -> None:
             most = 0.04 if row["kernel"] == FITTED_VERSION else 0.06
         assert abs(row["error"]) < most, (row["kernel"], case)
     assert RECORD["held_out"]["all"]["mean_abs"] < 0.035
-    for kernel in ("v2", "v4"):
+    for kernel in ("v2", "v4", "v5"):
         assert RECORD["held_out"][f"{kernel} decode"]["mean_abs"] < 0.02
 
 
@@ -96,7 +97,10 @@ def test_fitted_cases_are_met() -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "batch"),
-    [("v2", 1), ("v2", 8), ("v3", 1), ("v3", 4), ("v3", 8), ("v4", 1), ("v4", 4)],
+    [
+        *(("v2", 1), ("v2", 8), ("v3", 1), ("v3", 4), ("v3", 8), ("v4", 1), ("v4", 4)),
+        *(("v5", 1), ("v5", 4), ("v5", 8)),
+    ],
 )
 def test_order_of_the_ladder_is_the_measured_one(kernel: str, batch: int) -> None:
     """Rungs whose measurements are 8 % apart have the same order in the simulation."""
@@ -110,10 +114,13 @@ def test_order_of_the_ladder_is_the_measured_one(kernel: str, batch: int) -> Non
 
 
 def test_what_a_change_of_the_kernel_brings() -> None:
-    """From each kernel to the next: faster for every number of rows, as measured."""
-    for batch in (1, 2, 4):
-        name = f"decode: batch {batch}, 8,192 tokens, even"
-        for older, newer in pairwise(kernel.short for kernel in KERNELS):
+    """From each kernel to the next: faster for every number of rows, as measured. The present one
+    is so in long rows, in which it merges less: at 8,192 tokens it is as fast as the one before (in
+    turns on one board 0.995 to 1.006), which records of two boards cannot tell apart."""
+    rows = [f"decode: batch {batch}, 8,192 tokens, even" for batch in (1, 2, 4)]
+    long = [f"contexts: batch 1, {n} tokens, even" for n in ("131,072", "262,144")]
+    for older, newer in pairwise(kernel.short for kernel in KERNELS):
+        for name in long if newer == PRESENT.short else rows:
             before, after = ROWS[older, name], ROWS[newer, name]
             assert after["measured_ms"] < before["measured_ms"]
             assert after["simulated_ms"] < before["simulated_ms"]

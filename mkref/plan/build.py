@@ -34,7 +34,8 @@ CHUNK_PAGES = 2
 """Pages of one attention chunk; fixed, so that a row's sums do not depend on its neighbours."""
 MOST_SPLITS = 33
 """Most splits of a row, whose results MERGE reads. Up to so many chunks a split is one chunk, in
-longer rows several. With 33 and four KV heads a row is one split for each of an H200's 132 SMs.
+longer rows several. With 33 and four KV heads a row is one split for each of an H200's 132 SMs; a
+GPU with fewer has two of them on some. A constant, since the bits must be the same everywhere.
 """
 MAX_SMS = 1024
 
