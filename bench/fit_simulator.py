@@ -239,9 +239,7 @@ def sources_of(kernel: Kernel, direct: Mapping[str, Any]) -> dict[str, str]:
         sources |= dict.fromkeys(OWN, f"shown by {kernel.trace}")
     sources["merge"] = f"shown by {kernel.trace}, less merge_pass"
     sources["merge_unit"] = f"assumed: {ASSUMED['merge_unit']} of merge_panel"
-    sources["norm_row"] = (
-        f"shown by {VERSION_FOUR.trace}, one row, and {VERSION_THREE.trace}, four"
-    )
+    sources["norm_row"] = f"shown by {VERSION_FOUR.trace}, one row, and {VERSION_THREE.trace}, four"
     return sources
 
 

@@ -45,9 +45,9 @@ class Costs:
         tile, tile_l2: a stage's tile and warp on the slow path, activations in shared memory or L2.
         item, item_gap, fresh: a chunk of attention; between two; more where this step's key is.
         no_item: attention without a chunk.
-        merge, merge_pass: a unit of MERGE by the consumers, and each trip to L2 for its chunks;
-        merge_chunk: of one trip, each chunk beyond 64, when all SMs read.
-        merge_unit, merge_panel: a unit by the helper, and 32 chunks of it.
+        merge, merge_pass: a unit of MERGE by the consumers, and each trip to L2 for its results;
+        merge_chunk: of one trip, each result beyond 64, when all SMs read.
+        merge_unit, merge_panel: a unit by the helper, and each of its trips, for 32 or 33 results.
         no_merge: MERGE without a unit.
         embed, sample: those tasks.
         stamp: one time stamp.

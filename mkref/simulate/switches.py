@@ -1,8 +1,8 @@
 """What can be chosen about the kernel and its launches without another plan.
 
 The defaults are the constants of `cuda/megakernel.cu`; other values are variants of it, or what it
-was before. Other orders of tasks, barriers and splits
-into launches are other plans (`mkref.measure.rungs`); other speeds of the GPU are other costs.
+was before. Other orders of tasks, barriers and splits into launches are other plans
+(`mkref.measure.rungs`); other speeds of the GPU are other costs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mkref.errors import RequestError
+from mkref.plan.build import MOST_SPLITS
 from mkref.plan.task import Op
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class Switches:
         may_miss: of the announcements of x, one in so many need not have come before x is read, but
             its writers must have ended: whoever reads too soon looks again; 0: all must have come.
         least_normed: rows that are normed however few there are; then as many as the build is for.
-        merge_at_once: chunks that the consumers ask for in one pass of MERGE.
+        most_splits: of a row in attention; an item is one of them, of one KV head, and MERGE reads
+            one result of each. A number beyond all rows' chunks: one result of each chunk.
+        merge_at_once: results that the consumers ask for in one pass of MERGE.
+        helper_at_once: the same of the helper.
         hold_back_after: operations after which the loader holds back while the next task waits.
         copies: bytes take time; without, every copy has landed at once.
         traced: the kernel takes time stamps, which cost time.
@@ -51,7 +55,9 @@ class Switches:
     announced: bool = True
     may_miss: int = 32
     least_normed: int = 1
-    merge_at_once: int = 512
+    most_splits: int = MOST_SPLITS
+    merge_at_once: int = 40
+    helper_at_once: int = MOST_SPLITS
     hold_back_after: tuple[Op, ...] = (Op.EMBED, Op.QKV, Op.GATE_UP, Op.O_PROJ, Op.DOWN)
     copies: bool = True
     traced: bool = False

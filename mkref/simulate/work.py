@@ -17,7 +17,7 @@ import numpy as np
 from mkref.machine.source import build_rows
 from mkref.plan.build import CHUNK_PAGES, PAGE
 from mkref.plan.effects import ROUTED
-from mkref.plan.runtime import attention_items, chunk_counts, segments
+from mkref.plan.runtime import attention_items, segments, split_counts
 from mkref.plan.task import Op, Task
 from mkref.weights.layout import TILE, TILE_WORDS
 
@@ -36,8 +36,8 @@ CHUNK = PAGE * CHUNK_PAGES
 OF_X = (Op.ROUTER, Op.QKV, Op.GATE_UP, Op.HEAD)
 """Products of the normed x: the first of a layer norms it."""
 FITTING_TILES = 64  # tiles of a stage for which the kernel has a fast path
-TRIP_CHUNKS = 64
-"""So many chunks are one trip of MERGE to L2; what a trip fetches beyond them takes longer."""
+TRIP_RESULTS = 64
+"""So many results are one trip of MERGE to L2; what a trip fetches beyond them takes longer."""
 
 
 class Stage(NamedTuple):
@@ -163,7 +163,10 @@ class Shapes:
 
     def _attention(self, task: Task) -> Shape:
         c, config, ring = self.costs, self.config, self.ring
-        items = attention_items(self.positions, task.window, config.num_key_value_heads, task)
+        items = attention_items(
+            self.positions, task.window, config.num_key_value_heads, task,
+            self.switches.most_splits,
+        )  # fmt: skip
         if not len(items):
             return Shape(self._less(c.no_item), (), 0.0)
         page = config.head_dim // 2  # tiles of a page of one KV head: keys and values
@@ -195,11 +198,12 @@ class Shapes:
         rows = np.arange(task.first, self.situation.rows * per_row, task.count) // per_row
         if not len(rows):
             return self._less(c.no_merge)
-        chunks = chunk_counts(self.positions, task.window)[rows]
-        if self.situation.rows <= self.switches.merge_rows:
-            trips = -(-chunks // self.switches.merge_at_once)
-            more = np.maximum(chunks - TRIP_CHUNKS * trips, 0)
+        switches = self.switches
+        results = split_counts(self.positions, task.window, switches.most_splits)[rows]
+        if self.situation.rows <= switches.merge_rows:
+            trips = -(-results // switches.merge_at_once)
+            more = np.maximum(results - TRIP_RESULTS * trips, 0)
             each = c.merge + c.merge_pass * trips + c.merge_chunk * more
         else:
-            each = c.merge_unit + c.merge_panel * -(-chunks // 32)
+            each = c.merge_unit + c.merge_panel * -(-results // switches.helper_at_once)
         return float(each.sum())

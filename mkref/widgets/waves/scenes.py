@@ -1,7 +1,8 @@
 """Operations to try: three in a row, three that do not need each other, a layer of the model.
 
-Tiles of the layer are those that the kernel's plans hand out: row blocks of 16 outputs, chunks of
-128 keys of one KV head, granules of 8 outputs of an expert. A tile takes as long as its bytes take
+Tiles of the layer are those that the kernel works on: row blocks of 16 outputs, chunks of 128 keys
+of one KV head, granules of 8 outputs of an expert; a row's chunks are handed out in at most 33
+splits, at 8,192 tokens of one or two. A tile takes as long as its bytes take
 an SM that gets an equal share of the memory's bandwidth; that is derived, not measured.
 """
 
