@@ -8,8 +8,9 @@ from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import INK, OUTLINE
 from mkref.widgets.svg import Svg
 
-__all__ = ["recorded_ring", "tile_figure"]
+__all__ = ["consumers_first", "recorded_ring", "tile_figure"]
 
+TRACE = "trace_north_h200.json.gz"
 CELL, LEFT, TOP = 26, 70, 74
 REGISTERS = (
     ("a0", "#56B4E9"),
@@ -57,9 +58,18 @@ def tile_figure(lane: int = 13) -> Figure:
     return Figure(svg.render(), sentence, Table(head, tuple(rows_)))
 
 
+def consumers_first() -> float:
+    """The share of recorded stages that were taken before the loader came to look whether they had
+    landed; the stamps of these say "landed" after "taken"."""
+    stages = recorded_trace(TRACE).stages
+    assert stages is not None
+    times = stages.times[(stages.times >= 0).all(axis=1)]  # issued, landed, taken, released
+    return float((times[:, 1] > times[:, 2]).mean())
+
+
 def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
     """The slots of one SM's ring around QKV of one layer, as stamped on an H200, to scale."""
-    trace = recorded_trace("trace_north_h200.json.gz")
+    trace = recorded_trace(TRACE)
     task = next(e for e in trace if (e.sm, e.layer, e.op) == (sm, layer, "QKV"))
     assert trace.stages is not None
     ring = trace.stages.ring

@@ -1,4 +1,4 @@
-"""Lesson 05: its exercises, the chunks of a row in the kernel that runs and their merge."""
+"""Lesson 05: its exercises, the chunks of a row in the kernel that runs and the merge of splits."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Numbers = npt.NDArray[Any]
 
 
 def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
-    """The attention output of a head from the results of its n chunks.
+    """The attention output of a head from the results of its n splits.
 
-    The scores x of the keys are in base 2, so weights are 2^x. Chunk c has left
-        m[c] = max x      s[c] = sum of 2^(x - m[c])      o[c] = sum of 2^(x - m[c]) v
+    The scores x of the keys are in base 2, so weights are 2^x. Split i has left
+        m[i] = max x      s[i] = sum of 2^(x - m[i])      o[i] = sum of 2^(x - m[i]) v
     `m` and `s` (the contract's l) are arrays [n], `o` is [n, D]; the result is an array [D], all
     of them float64.
     """
@@ -49,8 +49,8 @@ def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
 def _parts(
     lengths: tuple[int, ...], shift: tuple[float, ...], seed: int, dims: int = 5
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """m, l, o of chunks with these numbers of keys, and the output over all keys at once; scores
-    of chunk c are near shift[c]."""
+    """m, l, o of splits with these numbers of keys, and the output over all keys at once; scores
+    of split i are near shift[i]."""
     rng = np.random.default_rng(seed)
     n = sum(lengths)
     scores = rng.normal(0, 3, n) + np.repeat(np.arange(len(lengths)) * 1.5 + shift, lengths)
@@ -98,7 +98,7 @@ def _mean_of_outputs(s: Numbers, o: Numbers, weight: Numbers) -> Numbers:
 
 
 def _scaled(weight: Callable[[Numbers], Numbers]) -> Answer:
-    """A merge with these weights of the chunks, right in all else."""
+    """A merge with these weights of the splits, right in all else."""
 
     def answer(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
         w = weight(m)
@@ -114,12 +114,12 @@ def _weights(m: Numbers) -> Numbers:
 _MERGE_MISTAKES = (
     Mistake(
         lambda m, s, o: (o / s[:, None]).mean(axis=0),
-        "that is the mean of the chunks' outputs. A chunk with larger scores, or more keys, must "
+        "that is the mean of the splits' outputs. A split with larger scores, or more keys, must "
         "count more: what do m and s say about it?",
     ),
     Mistake(
         lambda m, s, o: o.sum(axis=0) / s.sum(),
-        "each chunk has subtracted its own maximum. Before they are added, s and o of all chunks "
+        "each split has subtracted its own maximum. Before they are added, s and o of all splits "
         "must refer to the same one.",
     ),
     Mistake(
@@ -129,32 +129,32 @@ _MERGE_MISTAKES = (
     ),
     Mistake(
         _scaled(lambda m: 2.0 ** (m - m.min())),
-        "the smallest m is subtracted. With a chunk far above it, 2 to the power of the difference "
+        "the smallest m is subtracted. With a split far above it, 2 to the power of the difference "
         "overflows. Which m leaves nothing above 0?",
     ),
     Mistake(
         _scaled(lambda m: 2.0 ** (m - m[0])),
-        "the first chunk's m is subtracted, and a later one may be far larger: its power of 2 "
+        "the first split's m is subtracted, and a later one may be far larger: its power of 2 "
         "overflows. Take the one that none is larger than.",
     ),
     Mistake(
         _scaled(lambda m: 2.0 ** (m - m[-1])),
-        "the last chunk's m is subtracted, and an earlier one may be far larger. Nothing says that "
+        "the last split's m is subtracted, and an earlier one may be far larger. Nothing says that "
         "maxima grow along the sequence.",
     ),
     Mistake(
         _scaled(lambda m: 2.0 ** (m - m.mean())),
-        "the mean of all m, or another middle, is subtracted. One chunk far above the others is "
+        "the mean of all m, or another middle, is subtracted. One split far above the others is "
         "still far above it, and its power of 2 overflows.",
     ),
     Mistake(
         _scaled(lambda m: 2.0 ** (m.max() - m)),
-        "the sign is turned round: the chunk with the smallest scores counts most. A factor "
+        "the sign is turned round: the split with the smallest scores counts most. A factor "
         "2^(m - M) is at most 1.",
     ),
     Mistake(
         lambda m, s, o: (o * _weights(m)[:, None]).sum(axis=0) / s.sum(),
-        "o is brought to a common maximum, and s is not. Both were made with the chunk's own.",
+        "o is brought to a common maximum, and s is not. Both were made with the split's own.",
     ),
     Mistake(
         lambda m, s, o: (o * _weights(m)[:, None]).sum(axis=0),
@@ -162,14 +162,14 @@ _MERGE_MISTAKES = (
     ),
     Mistake(
         lambda m, s, o: (o * (s * _weights(m))[:, None]).sum(axis=0) / (s * _weights(m)).sum(),
-        "o is multiplied with s, so the weights count twice: o[c] is a sum over the chunk's keys "
+        "o is multiplied with s, so the weights count twice: o[i] is a sum over the split's keys "
         "already. Only the factor 2^(m - M) belongs to it.",
     ),
     Mistake(
         lambda m, s, o: (
             (o / s[:, None] * _weights(m)[:, None]).sum(axis=0) / (s * _weights(m)).sum()
         ),
-        "it is divided twice, by each chunk's s and by the sum over all. Once is enough, at the "
+        "it is divided twice, by each split's s and by the sum over all. Once is enough, at the "
         "end.",
     ),
     Mistake(
@@ -178,12 +178,12 @@ _MERGE_MISTAKES = (
     ),
     Mistake(
         lambda m, s, o: _mean_of_outputs(s, o, _weights(m)),
-        "the weight of a chunk is its whole sum, s times 2^(m - M), and not the weight of its "
+        "the weight of a split is its whole sum, s times 2^(m - M), and not the weight of its "
         "largest key. Bring o and s to one maximum, add them, and divide once.",
     ),
     Mistake(
         lambda m, s, o: _mean_of_outputs(s, o, 2.0**m),
-        "2^m overflows for large scores; and a chunk's own output, o / s, would have to count by "
+        "2^m overflows for large scores; and a split's own output, o / s, would have to count by "
         "its whole sum, not by its largest key. Divide once, at the end.",
     ),
     Mistake(
@@ -193,7 +193,7 @@ _MERGE_MISTAKES = (
     ),
     Mistake(
         lambda m, s, o: (o * _weights(m)[:, None]).sum() / (s * _weights(m)).sum(),
-        "`sum()` adds chunks and dimensions, and one number is left. The chunks alone are axis 0.",
+        "`sum()` adds splits and dimensions, and one number is left. The splits alone are axis 0.",
     ),
 )
 
@@ -320,9 +320,9 @@ EXERCISES = (
         id="05.2",
         solution=merge,
         properties=(
-            Property("one chunk", _merged("one chunk", (7,))),
-            Property("two chunks", _merged("two chunks", (128, 40))),
-            Property("nine chunks", _merged("nine chunks", (30, *7 * (128,), 1))),
+            Property("one split", _merged("one split", (7,))),
+            Property("two splits", _merged("two splits", (128, 40))),
+            Property("nine splits", _merged("nine splits", (30, *7 * (128,), 1))),
             Property("large scores", _merged("scores near 2000", (9, 9, 9), *3 * (2000.0,))),
             Property("small scores", _merged("scores near -2000", (4, 4, 4, 4), *4 * (-2000.0,))),
             Property("the second far larger", _merged("scores near 0, 1200", (9, 9), 0, 1200.0)),
@@ -330,7 +330,7 @@ EXERCISES = (
             Property("one of four far larger", _merged("one near 1600", (9,) * 4, 0, 1600.0, 0, 0)),
         ),
         mistakes=_MERGE_MISTAKES,
-        then="Now: in which order does the kernel add the chunks, and why must one be fixed?",
+        then="Now: in which order does the kernel add the splits, and why must one be fixed?",
     ),
 )
 
@@ -369,7 +369,7 @@ def split_bits(keys: int = 1000, dims: int = 64) -> dict[int, int]:
     return {n: int((output([keys * i // n for i in range(n)]) != right).sum()) for n in (5, 7, 9)}
 
 
-def context_ms(context: int) -> float:
+def context_ms(context: int, record: str = "h200/contexts.json") -> float:
     """Milliseconds per step of one row with this context, measured on an H200."""
-    rows = bench_record("h200/contexts.json")["rows"]
+    rows = bench_record(record)["rows"]
     return float(next(row["ms_per_step"] for row in rows if row["context"] == context))

@@ -25,10 +25,12 @@ LOOKS = {
 }
 
 
+RESCALING, WEIGHTS = "if (now.chunk == range.split_begin(", "uint16_t* weight = "
 PARTS = {
-    "own key": ("// Place of the row's own key", "item.row = 0;"),
     "scores": ("// Scores of this warp's 16 keys", "if (KEYS_FIRST) {"),
-    "weights": ("const bool pages = ", "// Values: rows are this warp's 16 dimensions"),
+    "maximum": ("const bool pages = ", RESCALING),
+    "rescaling": (RESCALING, WEIGHTS),
+    "weights": (WEIGHTS, "// Values: rows are this warp's 16 dimensions"),
     "values": ("// Values: rows are this warp's 16 dimensions", ""),
 }
 """Parts of `attention`: where each begins, and what comes after it; "" is the end."""

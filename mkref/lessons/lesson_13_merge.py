@@ -2,7 +2,7 @@
 
 Alone a row is merged by the consumers, in company by the helper (`MERGE_ROWS`): two builds of the
 kernel. The trials run the learner's in the build for eight rows and the consumers' in that for one,
-on the results of chunks made here, and compare every bit.
+on the results of splits made here, and compare every bit.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mkref.lessons.exercise import Property, WrongAnswerError
 from mkref.lessons.steps import interpret, launch
 from mkref.lessons.whole import LESSON_CONFIG
 from mkref.plan.buffers import BUFFERS
+from mkref.plan.build import MOST_SPLITS
 from mkref.plan.memory import Buffers, allocate
 from mkref.plan.task import Op
 from mkref.reference.scalars import exp2, to_bf16
@@ -33,7 +34,9 @@ __all__ = ["EXERCISES", "merged_otherwise"]
 CHUNK = 2 * PAGE
 MOST_CHUNKS = 70
 LAYER = 0
-"""Of the lessons' small model: all keys are seen, so a row has as many chunks as it is long."""
+"""Of the lessons' small model: all keys are seen, so a row has as many chunks as it is long. It has
+as many splits, but at most `MOST_SPLITS`.
+"""
 Words = npt.NDArray[np.uint16]
 
 
@@ -48,27 +51,33 @@ def _part(n_sm: int) -> Plan:
     return next(p for p in parts if any((t.op, t.layer) == (Op.MERGE, LAYER) for _, _, t in p))
 
 
-def _chunk_results(n_chunks: int, seed: int) -> tuple[Any, Any]:
-    """Results of the chunks of a sequence: part_o [J, chunks, 8, D] and part_ml [J, chunks, 8, 2].
+def _split_results(n_splits: int, seed: int) -> tuple[Any, Any]:
+    """Results of the splits of a sequence: part_o [J, splits, 8, D] and part_ml [J, splits, 8, 2].
 
     The terms of both sums nearly cancel, so that a rounding in another place shows in the bfloat16.
     Real l are positive, and show it far more seldom.
     """
     c = LESSON_CONFIG
-    rng = np.random.default_rng([seed, n_chunks])
-    shape = (c.num_key_value_heads, n_chunks, 8)
+    rng = np.random.default_rng([seed, n_splits])
+    shape = (c.num_key_value_heads, n_splits, 8)
     m = rng.normal(0, 2, shape).astype(np.float32)
     # exp2 and sums one after another: the same numbers on every computer.
     weight = exp2(m - m.max(axis=1, keepdims=True)).astype(np.float64)
     terms = rng.normal(0, 8, (*shape, c.head_dim + 1))
-    if n_chunks > 1:
-        terms -= np.add.accumulate(terms, axis=1)[:, -1:] / n_chunks * (1 - 2.0**-14)
+    if n_splits > 1:
+        terms -= np.add.accumulate(terms, axis=1)[:, -1:] / n_splits * (1 - 2.0**-14)
     terms = (terms / weight[..., None]).astype(np.float32)
     return terms[..., :-1], np.stack([m, terms[..., -1]], axis=-1)
 
 
 def _memory(part: Plan, lengths: Sequence[int], seeds: Sequence[int]) -> Buffers:
-    """All buffers, with the chunks of a sequence in every row; all else is poison or zero."""
+    """All buffers, with the results of a sequence in every row; all else is poison or zero.
+
+    Args:
+        part: the launch.
+        lengths: chunks of each row.
+        seeds: of its results.
+    """
     buffers = allocate(part, MOST_CHUNKS * CHUNK)
     for name in ("tokens", "earlier", "temperatures", "seeds", "page_table", "kv", "weights"):
         buffers[name][...] = 0
@@ -79,10 +88,19 @@ def _memory(part: Plan, lengths: Sequence[int], seeds: Sequence[int]) -> Buffers
     for row, (n_chunks, seed) in enumerate(zip(lengths, seeds, strict=True)):
         buffers["page_table"][:, row] = row
         buffers["positions"][row] = n_chunks * CHUNK - 1 - 9 * row
-        part_o, part_ml = _chunk_results(n_chunks, seed)
-        buffers["part_o"][row, :, :n_chunks] = part_o
-        buffers["part_ml"][row, :, :n_chunks] = part_ml
+        n_splits = _splits(n_chunks)
+        part_o, part_ml = _split_results(n_splits, seed)
+        buffers["part_o"][row, :, :n_splits] = part_o
+        buffers["part_ml"][row, :, :n_splits] = part_ml
     return buffers
+
+
+def _splits(n_chunks: int) -> int:
+    return min(n_chunks, MOST_SPLITS)
+
+
+def _row_of(n_chunks: int) -> str:
+    return f"a row of {(n := _splits(n_chunks))} split{'s' if n > 1 else ''}"
 
 
 def _merged(
@@ -120,8 +138,10 @@ def _right(part: Plan, lengths: Sequence[int], seeds: Sequence[int]) -> Words:
 
 def _company(*lengths: int, n_sm: int = 2) -> Property:
     """Rows in company have the bits of the numeric contract, and those that they have alone."""
-    chunks = ", ".join(map(str, lengths))
-    name = f"rows of {chunks} chunks on {n_sm} SM{'s' if n_sm > 1 else ''}"
+    counts = ", ".join(str(_splits(n_chunks)) for n_chunks in lengths)
+    name = f"rows of {counts} splits on {n_sm} SMs"
+    if max(lengths) > MOST_SPLITS:
+        name += f" ({', '.join(map(str, lengths))} chunks)"
 
     def trial(program: Program) -> None:
         seeds = range(len(lengths))
@@ -129,8 +149,9 @@ def _company(*lengths: int, n_sm: int = 2) -> Property:
         right = _right(_part(n_sm), lengths, seeds)
         for row, n_chunks in enumerate(lengths):
             alone = _merged(_consumers(), (n_chunks,), (row,), 1, "a row alone")[0]
-            _compare(alone, got[row], f"a row of {n_chunks} chunks, alone and among {len(lengths)}")
-            _compare(right[row], got[row], f"a row of {n_chunks} chunks, against the contract")
+            this = _row_of(n_chunks)
+            _compare(alone, got[row], f"{this}, alone and among {len(lengths)}")
+            _compare(right[row], got[row], f"{this}, against the contract")
 
     return Property(name, trial)
 
@@ -151,33 +172,41 @@ def _places(program: Program) -> None:
     one = _merged(program, lengths, seeds, 2, "three rows")
     other = _merged(program, lengths[::-1], seeds[::-1], 3, "three rows, the other way round")
     for row, n_chunks in enumerate(lengths):
-        _compare(one[row], other[2 - row], f"a row of {n_chunks} chunks, first and last of three")
+        _compare(one[row], other[2 - row], f"{_row_of(n_chunks)}, first and last of three")
     right = _right(_part(2), lengths, seeds)
     for row, n_chunks in enumerate(lengths):
-        _compare(right[row], one[row], f"a row of {n_chunks} chunks, against the contract")
+        _compare(right[row], one[row], f"{_row_of(n_chunks)}, against the contract")
 
 
-SUM_O = "list_o[w] =\n            list_o[w] + v[i + w] * c.s.merge_weight[i + w].x;"
-ADD_O = "list_o[w] + v[i + w] * c.s.merge_weight[i + w].x"
-ADD_L = "list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].y;"
-LAST_O = "    UNROLL for (int w = 1; w < LISTS; w++) o = o + list_o[w];\n"
-LAST_L = "    ROLL for (int w = 1; w < LISTS; w++) l = l + __shfl_sync(ALL, list_l, w);\n"
+SUM_O = (
+    "    UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums[i % CONSUMERS] =\n"
+    "        sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i];\n"
+)
+ADD_O = "sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i]"
+SUM_L = (
+    "    UNROLL for (int i = 0; i < LIST; i++) "
+    "l = l + c.s.merge_l[i * CONSUMERS + c.lane % CONSUMERS];\n"
+)
+ADD_L = "c.s.merge_l[i * CONSUMERS + c.lane % CONSUMERS]"
+LAST_O = "    UNROLL for (int w = 1; w < CONSUMERS; w++) o = o + sums[w];\n"
+LAST_L = "    ROLL for (int w = 1; w < CONSUMERS; w++) total = total + __shfl_sync(ALL, l, w);\n"
 TREE = (
-    "    o = ((list_o[0] + list_o[1]) + (list_o[2] + list_o[3])) +\n"
-    "        ((list_o[4] + list_o[5]) + (list_o[6] + list_o[7]));\n"
+    "    o = ((sums[0] + sums[1]) + (sums[2] + sums[3])) +\n"
+    "        ((sums[4] + sums[5]) + (sums[6] + sums[7]));\n"
 )
 
 _MISTAKES = (
     Patch(
         SUM_O,
-        SUM_O.replace("list_o[w]", "list_o[0]"),
-        "o is one sum over all chunks, one after another. That is a right sum, but eight consumer "
-        "warps make eight, and alone the row is merged by them. Which chunks belong together?",
+        SUM_O.replace("i % CONSUMERS", "0"),
+        "o is one sum over all splits, one after another. That is a right sum, but eight consumer "
+        "warps make eight, and alone the row is merged by them. Which splits belong together?",
     ),
     Patch(
-        ADD_O,
-        "list_o[w] + v[w * 4 + i / LISTS] * c.s.merge_weight[w * 4 + i / LISTS].x",
-        "a list has four neighbouring chunks here. Consumer warp w takes w, w + 8, w + 16, ...",
+        SUM_O,
+        SUM_O.replace("i % CONSUMERS", "i / CONSUMERS"),
+        "eight neighbouring splits share a sum here. Consumer warp w takes w, w + 8, w + 16, ...: "
+        "which of the eight takes split 9?",
     ),
     Patch(
         LAST_O,
@@ -187,53 +216,84 @@ _MISTAKES = (
     Patch(
         LAST_O + LAST_L,
         "",
-        "only list 0 is in the result. At the end the other seven are added to it, those of o and "
+        "only sum 0 is in the result. At the end the other seven are added to it, those of o and "
         "those of l.",
     ),
     Patch(
-        "__shfl_sync(ALL, list_l, w)",
-        "__shfl_sync(ALL, list_l, LISTS - w)",
+        "__shfl_sync(ALL, l, w)",
+        "__shfl_sync(ALL, l, CONSUMERS - w)",
         "the sums of l are added from the last to the second. Their order counts, too.",
     ),
     Patch(
         ADD_O,
-        "__builtin_fmaf(v[i + w], c.s.merge_weight[i + w].x, list_o[w])",
+        "__builtin_fmaf(v[i], c.s.merge_weight[i], sums[i % CONSUMERS])",
         "fmaf rounds once, product and sum together. The consumers round the product, then the "
         "sum: better is other bits.",
     ),
     Patch(
-        ADD_L,
-        "list_l = list_l + own.y * weight;",
-        "own.y and weight are those of this lane's chunk. List w needs the products of chunks w, "
-        "w + 8, ..., which other lanes have made: all of them lie in c.s.merge_weight.",
+        SUM_L,
+        "",
+        "l stays 0 in every lane, and o divided by 0 is an infinity (7f80, ff80). The first gap "
+        "has two parts: the outputs of the splits, and their l.",
+    ),
+    Patch(
+        SUM_L,
+        "    l = c.s.merge_l[c.lane];\n",
+        "each lane takes one product, its own, so with more than eight splits some are missing. "
+        "Lane w needs those of w, w + 8, w + 16, ..., which other lanes have made: all of them lie "
+        "in c.s.merge_l.",
+    ),
+    Patch(
+        SUM_L,
+        "    UNROLL for (int i = 0; i < MOST_SPLITS; i++) l = l + c.s.merge_l[i];\n",
+        "every lane adds the products of all splits, and at the end eight lanes are added: a total "
+        "that is eight times too large. Lane w adds those of sum w only.",
     ),
     Patch(
         ADD_L,
-        "list_l = list_l + own.y * c.s.merge_weight[c.lane % LISTS + i].x;",
-        "the weight is that of the right chunk, and l that of another, this lane's. The product "
-        "of the two that belong together has been made already: `.y`.",
+        "c.s.merge_l[c.lane % CONSUMERS * LIST + i]",
+        "the lanes add the right products, but lane w has five neighbours, from 5 w on. In the "
+        "consumers' sum w they are eight apart.",
+    ),
+    Patch(
+        ADD_L,
+        f"{ADD_L} * c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS]",
+        "l is multiplied with the weight once more. What lies in c.s.merge_l has it already.",
     ),
     Patch(
         ADD_O,
-        "list_o[w] + v[i + w] * c.s.merge_weight[i + w].y",
-        "the outputs are multiplied with `.y`, the weight times l. An output has its sum l in it "
-        "already: it needs the weight alone.",
+        "sums[i % CONSUMERS] + v[i] * c.s.merge_l[i]",
+        "the outputs are multiplied with c.s.merge_l, the weight times l. An output has its sum l "
+        "in it already: it needs the weight alone.",
     ),
     Patch(
         ADD_L,
-        "list_l = list_l + c.s.merge_weight[c.lane % LISTS + i].x;",
-        "the sums of l add weights, as if every chunk had an l of 1. Weight times l is `.y`.",
+        "c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS]",
+        "the sums of l add weights, as if every split had an l of 1. Weight times l lies in "
+        "c.s.merge_l.",
     ),
     Patch(
-        "__shfl_sync(ALL, list_l, w)",
-        "list_l",
-        "at the end each lane adds its own list_l seven times. The sum of list w is in lane w: ask "
-        "that lane, with __shfl_sync.",
+        "__shfl_sync(ALL, l, w)",
+        "l",
+        "at the end each lane adds its own l seven times. Sum w is in lane w: ask that lane, with "
+        "__shfl_sync.",
     ),
     Patch(
         LAST_L,
         "",
-        "o is complete, l is that of list 0 alone. Seven more sums of l lie in lanes 1 to 7.",
+        "o is complete, l is sum 0 alone. Seven more sums of l lie in lanes 1 to 7.",
+    ),
+    Patch(
+        "UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums",
+        "UNROLL for (int i = 0; i < 32; i++) sums",
+        "the output of split 32 is missing, so only long rows are wrong. There are MOST_SPLITS, "
+        "one more than a warp has lanes.",
+    ),
+    Patch(
+        "i < LIST; i++) l",
+        "i < MOST_SPLITS / CONSUMERS; i++) l",
+        "the l of split 32 is missing: 33 / 8 is 4 in whole numbers, but sum 0 has five splits. "
+        "LIST is that number, rounded up.",
     ),
 )
 
@@ -244,7 +304,7 @@ EXERCISES = (
         file="megakernel.cu",
         function="merge_by_helper",
         blanks=(
-            Blank("UNROLL for (int i = 0; i < PANEL; i += LISTS) {", "}"),
+            Blank(SUM_O.splitlines()[0].strip(), SUM_L.strip()),
             Blank(LAST_O.strip(), LAST_L.strip()),
         ),
         properties=(
@@ -260,17 +320,17 @@ EXERCISES = (
 )
 
 
-def merged_otherwise(n_outputs: int = 65536, n_chunks: int = 20) -> tuple[int, int]:
-    """Merge chunks in eight lists, as the kernel, and one after another.
+def merged_otherwise(n_outputs: int = 65536, n_splits: int = 20) -> tuple[int, int]:
+    """Merge splits in eight sums, as the kernel, and one after another.
 
     Returns:
         How many outputs have other bits in float32, and after the rounding to bfloat16.
     """
     rng = np.random.default_rng(13)
-    m = rng.normal(0, 1, n_chunks).astype(np.float32)
+    m = rng.normal(0, 1, n_splits).astype(np.float32)
     weight = exp2(m - m.max())
-    o = rng.normal(0, 1, (n_chunks, n_outputs)).astype(np.float32) * weight[:, None]
-    total = rng.uniform(20, 100, n_chunks).astype(np.float32) * weight
+    o = rng.normal(0, 1, (n_splits, n_outputs)).astype(np.float32) * weight[:, None]
+    total = rng.uniform(20, 100, n_splits).astype(np.float32) * weight
     lists = [(_fold(o[w::8]), _fold(total[w::8])) for w in range(8)]
     ours = _fold(np.array([a for a, _ in lists])) / _fold(np.array([b for _, b in lists]))
     plain = _fold(o) / _fold(total)

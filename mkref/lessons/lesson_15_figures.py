@@ -11,11 +11,13 @@ from mkref.lessons.lanes import IDLE
 from mkref.lessons.lesson_15 import interval
 from mkref.lessons.lesson_15_record import (
     CONTEXT,
+    LATE,
     best_rungs,
     bound_ms,
     decode_rows,
     held_out,
     ladder_source,
+    late_turns,
     of_path,
     simulated,
     steps,
@@ -31,8 +33,8 @@ from mkref.widgets.svg import Svg
 __all__ = ["baselines", "errors", "gains", "path_parts", "shares", "start", "turns", "waterfall"]
 
 WIDTH, ROW, TOP, RIGHT = 760, 28, 50, 200
-LATE = 1.0
-"""Percent above its rung's median, from which on a turn is called late."""
+FAR = 1.25
+"""Times the median, from which on a step stands at the edge of the picture."""
 LOOKS = (
     ("time of the step", "#E8E8E8", "plain"),
     ("saved", "#009E73", "vertical"),
@@ -93,46 +95,55 @@ def waterfall(batch: int) -> Figure:
 
 
 def turns(batch: int) -> Figure:
-    """How far each turn of each rung lies from that rung's median; the turn that is latest in their
-    mean is marked."""
+    """How far each turn of each rung lies from that rung's median; the two turns that are latest in
+    their mean are marked."""
     rungs = [*best_rungs(batch).values()]
     off = [[100 * (ms / r.ms - 1) for ms in r.samples] for r in rungs]
-    late = max(range(len(off[0])), key=lambda turn: mean(one[turn] for one in off))
-    strips, rows = [], []
+    marked = late_turns(batch)
+    strips, rows, said = [], [], []
     for rung, one in zip(rungs, off, strict=True):
-        wide = max(one) - min(one)
         name = f"{rung.letter}  {rung.name}"
-        strips.append(Strip(name, one, f"{wide:.1f} % wide [measured]", (late,)))
-        rows.append((name, f"{one[late]:+.2f}", f"{min(one):+.2f}", f"{max(one):+.2f}"))
-    mine = sum(one[late] > LATE for one in off)
+        each = ", ".join(f"turn {turn + 1} {round(one[turn], 1) + 0.0:+.1f} %" for turn in marked)
+        strips.append(Strip(name, one, each, marked))
+        others = [value for turn, value in enumerate(one) if turn not in marked]
+        cells = (*(one[turn] for turn in marked), min(others), max(others))
+        rows.append((name, *(f"{value:+.2f}" for value in cells)))
+    for turn in marked:
+        who = [rung.letter for rung, one in zip(rungs, off, strict=True) if one[turn] > LATE]
+        said.append(f"turn {turn + 1} of {', '.join(who) or 'none'}")
     sentence = (
         f"Turns of each rung, percent from its median, batch {batch}, {ladder_source()} "
-        f"[measured]: {len(off[0])} turns each; turn {late + 1} is late by more than {LATE:g} % in "
-        f"{mine} of {len(off)} rungs."
+        f"[measured]: {len(off[0])} turns each; late by more than {LATE:g} % are "
+        f"{' and '.join(said)}."
     )
+    names = " and ".join(f"{turn + 1}" for turn in marked)
     chart = strip_chart(
-        strips, title=sentence, head="the same turn is late for many", unit=" %",
-        legend=("a turn", f"turn {late + 1}"),
+        strips, title=sentence, head=f"turns {names} are late, but of which rungs? [measured]",
+        unit=" %", legend=("a turn", f"turns {names}"),
     )  # fmt: skip
-    head = ("rung", f"turn {late + 1}, %", "least, %", "most, %")
+    head = ("rung", *(f"turn {turn + 1}, %" for turn in marked), "others from, %", "to, %")
     return Figure(chart, sentence, Table(head, tuple(rows)))
 
 
 def start(batch: int = 1, part: int = 8) -> Figure:
-    """Consecutive steps of one kernel after it was started, with its first and its next ones."""
+    """Consecutive steps of one kernel after it was started, with its first and its next ones. Steps
+    far beyond the others stand at the upper edge."""
     ms = steps(batch)
     first, second = median(ms[:part]), median(ms[part : 2 * part])
-    low, high = min(ms), max(ms)
+    low, high = min(ms), max(value for value in ms if value < FAR * median(ms))
+    far = [number for number, value in enumerate(ms) if value > high]
     svg_width, height, left = WIDTH, 230, 60
     made = bench_record("h200/full_geometry.json")["provenance"]
+    beyond = ", ".join(f"step {number + 1} takes {ms[number]:.2f} ms" for number in far)
     sentence = (
         f"{len(ms)} consecutive steps of one kernel, batch {batch}, {made['gpu']}, "
         f"{made['date'][:10]} [measured]: the median of the first {part} is {first:.2f} ms, of the "
-        f"next {part} {second:.2f} ms."
+        f"next {part} {second:.2f} ms, of the first half {median(ms[: len(ms) // 2]):.2f} ms, of "
+        f"the second half {median(ms[len(ms) // 2 :]):.2f} ms{'; ' if far else ''}{beyond}."
     )
     svg = Svg(svg_width, height, sentence)
     svg.text(16, 26, "one kernel, step after step", size=16, bold=True)
-    across, up = (svg_width - left - 30) / len(ms), (height - 96) / (high - low)
+    across, up = (svg_width - left - 30) / len(ms), (height - 102) / (high - low)
 
     def y(value: float) -> float:
         return height - 46 - (value - low) * up
@@ -143,8 +154,11 @@ def start(batch: int = 1, part: int = 8) -> Figure:
     for begin, value in ((0, first), (part, second)):
         svg.rect(left + begin * across, y(value) - 1, part * across, 3, "#D55E00")
     for step, value in enumerate(ms):
-        x = left + (step + 0.5) * across
-        svg.rect(x - 3, y(value) - 3, 6, 6, "#56B4E9", stroke=OUTLINE)
+        x, inside = left + (step + 0.5) * across, min(value, high)
+        fill = "#56B4E9" if value <= high else "#D55E00"
+        svg.rect(x - 3, y(inside) - 3, 6, 6, fill, stroke=OUTLINE)
+    if far:
+        svg.text(left + (far[-1] + 3) * across, y(high) - 6, f"beyond the scale: {beyond}")
     for x, anchor, which, value in ((left, "start", "first", first), (0, "end", "next", second)):
         says = f"{which} {part} steps: median {value:.2f} ms"
         svg.text(x or svg_width - 30, height - 18, says, anchor=anchor)

@@ -15,9 +15,9 @@ from mkref.jsonfile import read_json
 from mkref.lessons.recorded import CHECKOUT, bench_record, evidence, recorded_trace
 from mkref.trace.path import ACROSS, critical_path, totals
 
-__all__ = ["CONTEXT", "LADDER", "Rung", "batches", "best_rungs", "best_step", "bound_ms"]
+__all__ = ["CONTEXT", "LADDER", "LATE", "Rung", "batches", "best_rungs", "best_step", "bound_ms"]
 __all__ += ["chain_ratio", "decode_rows", "held_out", "ladder", "ladder_source"]
-__all__ += ["most_disturbed", "most_turns"]
+__all__ += ["late_ratios", "late_turns", "most_disturbed", "most_turns"]
 __all__ += ["of_path", "read_limits", "share_if", "simulated", "skeleton_ratio", "steps"]
 __all__ += ["traced_and_not", "vllm_ms"]
 
@@ -25,8 +25,9 @@ READS = ("h200/decode.json", "h200/contexts.json", "h200/version_two/decode.json
 """Records that also read an array as fast as the memory allows."""
 LADDER = "h200/ladder.json"
 CONTEXT = 8192
+LATE = 1.0
+"""Percent above its rung's median, from which on a turn is called late."""
 DECODE = ("h200/decode.json", "h200/version_two/decode.json")
-LADDERS = ("h200/ladder.json", "h200/ladder_batch_1_4.json")
 TRACE = "trace_north_h200.json.gz"
 
 
@@ -97,19 +98,34 @@ def most_turns() -> int:
     return max(batches(), key=lambda batch: len(ladder(batch)[0].samples))
 
 
+def _lateness(batch: int) -> list[float]:
+    """For every turn, by how much it is late, in the mean of the fastest of each letter; 0.01 is
+    1 %."""
+    rungs = best_rungs(batch).values()
+    ratios = zip(*([ms / r.ms for ms in r.samples] for r in rungs), strict=True)
+    return [mean(late) - 1 for late in ratios]
+
+
+def late_turns(batch: int) -> tuple[int, ...]:
+    """Numbers of the two turns that are latest in the mean, from 0, in their order."""
+    off = _lateness(batch)
+    return tuple(sorted(sorted(range(len(off)), key=lambda turn: off[turn])[-2:]))
+
+
 def most_disturbed() -> int:
-    """The batch with the turn that was latest for its rungs, in the mean of the fastest of each
-    letter, among batches that were measured in the largest number of turns."""
-
-    def latest(batch: int) -> float:
-        rungs = best_rungs(batch).values()
-        return max(
-            mean(late)
-            for late in zip(*([ms / r.ms for ms in r.samples] for r in rungs), strict=True)
-        )
-
+    """The batch with the latest turn, in the mean of its rungs, among batches that were measured in
+    the largest number of turns."""
     turns = len(ladder(most_turns())[0].samples)
-    return max((b for b in batches() if len(ladder(b)[0].samples) == turns), key=latest)
+    same = (b for b in batches() if len(ladder(b)[0].samples) == turns)
+    return max(same, key=lambda batch: max(_lateness(batch)))
+
+
+def late_ratios(batch: int, before: str, after: str) -> tuple[float, ...]:
+    """Time of one rung over that of another within each of the two latest turns, as distances from
+    the median of all turns; 0.01 is 1 %."""
+    one, other = (best_rungs(batch)[letter].samples for letter in (before, after))
+    ratios = [b / a for a, b in zip(one, other, strict=True)]
+    return tuple(ratios[turn] / median(ratios) - 1 for turn in late_turns(batch))
 
 
 def best_step(batch: int) -> str:
@@ -201,8 +217,8 @@ def traced_and_not() -> tuple[float, float | None]:
         other = bench_record(name)["provenance"]
         if made.get("sources") and other.get("sources") == made["sources"]:
             commits.add(other["commit"])
-    ladders = [bench_record(name)["provenance"] for name in LADDERS]
-    kernels = {of["kernel"] for of in ladders if of["commit"] in commits}
+    ladder_of = bench_record(LADDER)["provenance"]
+    kernels = {ladder_of["kernel"]} if ladder_of["commit"] in commits else set()
     for name in DECODE:
         try:
             record = bench_record(name)
