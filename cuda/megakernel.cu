@@ -225,7 +225,7 @@ constexpr int RUN_STAGES = (RUN_TILES + STAGE_TILES - 1) / STAGE_TILES;
 constexpr int ITEM_RUNS = KEYS_FIRST ? 2 * CHUNK_PAGES : CHUNK_PAGES;
 constexpr int CHUNK = PAGE * CHUNK_PAGES;  // 128 keys: one key tile per consumer warp
 constexpr int LIST = (MOST_SPLITS + CONSUMERS - 1) / CONSUMERS;  // most splits in one sum of MERGE
-constexpr int SPLIT_PLACES = (MOST_SPLITS + 31) / 32 * 32;
+constexpr int SPLIT_PLACES = (MOST_SPLITS + 31) / 32 * 32;       // in shared memory: whole warps
 constexpr int HIDDEN_TILES = HIDDEN / 16;
 constexpr int Q_WIDTH = N_HEADS * HEAD_DIM;
 constexpr int KV_WIDTH = N_KV_HEADS * HEAD_DIM;
@@ -1870,9 +1870,8 @@ __device__ __noinline__ void append_kv(int first, int count, int kv_tiles, int k
 
 // Attention output from the results of the splits; in B order for the output projection. A unit is
 // 32 outputs of one head of one row, one per lane. The sum is eight sums, over splits w, w + 8, ...
-// in ascending order, which are then added. With few rows the consumers do it, a warp per sum,
-// because everybody waits for it; else one warp beside them, which has more time. Both give the
-// same bits. L2 is a microsecond away: what is needed is asked for at once.
+// in ascending order, which are then added. With few rows the consumers do it, a warp per sum, as
+// all wait for it; else one warp beside them. Same bits. L2 is far: all is asked for at once.
 struct MergeUnit {
   int row, out, n_splits;  // this lane's output
   const float2* ml;        // maximum and sum of split 0
@@ -1890,6 +1889,7 @@ __device__ __noinline__ MergeUnit merge_unit(int unit, int window, int step) {
   u.values = s.params.part_o + (long long)(part + head % GROUP) * HEAD_DIM + u.out % HEAD_DIM;
   return u;
 }
+
 __device__ __forceinline__ void merge_by_consumers(Context& c, const Task& task) {
   constexpr int STRIDE = COLUMNS * HEAD_DIM;
   const int n_units = rows_in_use(c.p) * (Q_WIDTH / 32);
