@@ -704,7 +704,7 @@ __device__ __noinline__ int share(int total, int n_slots, int slot) {
 }
 
 // The keys that a row sees in one layer, and the chunks of 128 keys, aligned to absolute positions,
-// that hold them. A row has at most MOST_SPLITS splits, of one chunk or of several that one SM works
+// that hold them. A row has at most MOST_SPLITS splits, of a chunk or of several that one SM works
 // on one after the other. How many, and where they begin, depends on the row's length alone.
 struct KeyRange {
   int first, last;  // `last` is the token of this step

@@ -340,8 +340,7 @@ def test_rows_are_normed_side_by_side(rows: int, least: int, side: int, fours: i
 
 
 def test_long_merges_take_fewer_trips() -> None:
-    """With one result of each of 256 chunks, 64 at once are four trips, 256 are one trip that takes
-    longer; with 33 splits there is one trip of the consumers or the helper."""
+    """256 results: 64 at once are four trips, 256 are one that takes longer. 33 splits are one."""
     costs = replace(H200, merge_chunk=1.0, merge_pass=500.0)
     task = next(task for _, _, task in PLAN if task.op == Op.MERGE and not task.window)
     now = Situation.uniform(SMALL, [256 * CHUNK - 1])
@@ -359,16 +358,14 @@ def test_long_merges_take_fewer_trips() -> None:
 
 
 def test_a_long_row_is_divided_evenly() -> None:
-    """Chunks of a row of 2,048 on 132 SMs: 62 or 63 on each with 33 splits. With one result of each
-    chunk as many: the splits do not change who reads how much, but how much is left to merge."""
+    """Chunks of a row of 2,048 on 132 SMs: 62 or 63 on each, with 33 splits or a result of each."""
     plan = build_plan(NORTH_MINI_CODE, 132, full_pages=1, sliding_pages=1)
     now = Situation.uniform(NORTH_MINI_CODE, [2048 * CHUNK - 1])
     tasks = [task for _, _, task in plan if task.op == Op.ATTENTION and not task.window]
     tasks = [task for task in tasks if task.layer == tasks[0].layer]
     for most in (MOST_SPLITS, EACH_CHUNK):
-        shapes = Shapes(
-            NORTH_MINI_CODE, 8, Ring(6, 64), now, H200, replace(Switches(), most_splits=most)
-        )
+        switches = Switches(most_splits=most)
+        shapes = Shapes(NORTH_MINI_CODE, 8, Ring(6, 64), now, H200, switches)
         chunks = [len(shapes.of(task, normed=True).stages) // CHUNK_STAGES for task in tasks]
         assert {62, 63} == set(chunks)
         assert 4 * 2048 == sum(chunks)

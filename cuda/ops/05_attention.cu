@@ -20,9 +20,9 @@
 // Build.      mkref.machine.nvrtc for a GPU, mkref.machine.hostcc for a CPU; tests/test_ops.py.
 //
 // The port into megakernel.cu: tasks `attention` and `merge`.
-//   - Work is cut into chunks of 128 keys, and up to 33 splits of them are spread over all SMs. Here
-//     one row of 32 heads is 32 blocks however long the context: 100 of an H200's 132 SMs have
-//     nothing to do.
+//   - Work is cut into chunks of 128 keys, and up to 33 splits of them are spread over the SMs.
+//     Here one row of 32 heads is 32 blocks however long the context: 100 of an H200's 132 SMs
+//     have nothing to do.
 //   - Each split leaves its own (m, l, o); `merge` combines them. Where splits begin depends on the
 //     row's length alone, so a row's bits do not depend on its neighbours.
 //   - A chunk has one maximum: all of its scores are there before its first exponential. Online

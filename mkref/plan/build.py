@@ -33,10 +33,7 @@ PAGE = 64
 CHUNK_PAGES = 2
 """Pages of one attention chunk; fixed, so that a row's sums do not depend on its neighbours."""
 MOST_SPLITS = 33
-"""Most splits of a row, whose results MERGE reads. Up to so many chunks a split is one chunk, in
-longer rows several. With 33 and four KV heads a row is one split for each of an H200's 132 SMs; a
-GPU with fewer has two of them on some. A constant, since the bits must be the same everywhere.
-"""
+"""Most splits of a row; four KV heads make 132, one for each SM of an H200 (bench/LOG.md)."""
 MAX_SMS = 1024
 
 
@@ -44,8 +41,7 @@ MAX_SMS = 1024
 class KvPool:
     """Where the pages of each layer lie in the pool, in tiles of 512 bytes.
 
-    Full and sliding layers have their own page numbers and budgets: a full layer grows with the
-    context, a sliding layer only ever needs its window.
+    Full and sliding layers have their own page numbers; a sliding layer only needs its window.
     """
 
     full_pages: int
