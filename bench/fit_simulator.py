@@ -15,6 +15,7 @@ minutes.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -124,10 +125,13 @@ def setter(name: str) -> Callable[[Costs, float], Costs]:
 
 def main() -> int:
     """Entry point."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--traces", action="store_true", help="only what later traces show")
+    args = parser.parse_args()
     recorded, kernel, switches = read_trace(VERSION_TWO)
     plan = kernel.plan(8)
     direct = shown(recorded, kernel, switches)
-    if sys.argv[1:] == ["--traces"]:
+    if args.traces:
         costs = VERSION_TWO.costs
         side = VERSION_TWO.switches.least_normed - 1
         write(in_kernels(replace(costs, norm=costs.norm + costs.norm_row * side), direct), direct)

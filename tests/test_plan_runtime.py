@@ -32,7 +32,7 @@ def items_by_loops(positions: list[int], window: int, heads: int) -> list[tuple[
             pages = [p for p in (2 * chunk, 2 * chunk + 1) if first // 64 <= p <= last // 64]
             for head in range(heads):
                 number = chunk - first // 128
-                item = (row, head, number, number, 1, first, last, pages[0], pages[-1])
+                item = (row, head, number, number, 0, first, last, pages[0], pages[-1])
                 out.append(item)
     return out
 
@@ -68,7 +68,7 @@ def test_long_rows_have_splits_of_several_chunks(n_slots: int, window: int) -> N
         for number, (begin, after) in enumerate(itertools.pairwise(begins)):
             expected += [
                 [
-                    (row, head, c, number, int(c == begin), (first // 128 + c) * 2 + 1)
+                    (row, head, c, number, c - begin, (first // 128 + c) * 2 + 1)
                     for c in range(begin, after)
                 ]
                 for head in range(3)
@@ -77,7 +77,7 @@ def test_long_rows_have_splits_of_several_chunks(n_slots: int, window: int) -> N
         task = Task(Op.ATTENTION, 0, slot, n_slots)
         items = attention_items(np.array(positions), window, 3, task)
         last_page = np.maximum(items.last_page, items.last_page // 2 * 2 + 1)  # of a whole chunk
-        fields = (items.row, items.head, items.chunk, items.split, items.begins, last_page)
+        fields = (items.row, items.head, items.chunk, items.split, items.nth, last_page)
         got = list(zip(*(field.tolist() for field in fields), strict=True))
         assert [chunk for split in expected[slot::n_slots] for chunk in split] == got
     assert n_splits == split_counts(np.array(positions), window).tolist()

@@ -11,8 +11,9 @@ from itertools import pairwise
 import numpy as np
 
 from mkref.config import NORTH_MINI_CODE as NORTH
+from mkref.geometry import BF16_BYTES
 from mkref.lessons.lanes import Look, Span, lanes_figure
-from mkref.lessons.lesson_05 import context_ms
+from mkref.lessons.lesson_05 import CHUNK, context_ms
 from mkref.plan.runtime import chunk_counts, split_begins, split_counts
 from mkref.widgets.figure import Figure, Table
 
@@ -38,7 +39,7 @@ def result_bytes(results: int) -> int:
 
 def key_bytes(tokens: int) -> int:
     """Bytes of the keys and values of one row in one layer that sees all of them, bfloat16."""
-    return tokens * NORTH.num_key_value_heads * NORTH.head_dim * 2 * 2
+    return tokens * 2 * NORTH.kv_width * BF16_BYTES
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def split_sizes(n_chunks: int) -> list[int]:
     >>> split_sizes(3), sorted(set(split_sizes(2_048)))
     ([1, 1, 1], [62, 63])
     """
-    n_splits = int(split_counts(np.array([n_chunks * 128 - 1]), 0)[0])
+    n_splits = int(split_counts(np.array([n_chunks * CHUNK - 1]), 0)[0])
     begins = split_begins(np.full(n_splits + 1, n_chunks), np.arange(n_splits + 1))
     return [after - begin for begin, after in pairwise(begins.tolist())]
 

@@ -61,16 +61,15 @@ def attention(s: Step, task: Task) -> None:
     sums = np.zeros((len(items), group, CHUNK_TILES), dtype=F32)
     out = np.zeros((len(items), group, width), dtype=F32)
     total = np.zeros((len(items), group), dtype=F32)
-    in_split = _since_begin(items.begins)
-    for nth in range(in_split.max() + 1):
-        now = np.flatnonzero(in_split == nth)
+    for nth in range(items.nth.max() + 1):
+        now = np.flatnonzero(items.nth == nth)
         if nth > 0:
             m[now] = np.fmax(m[now], m[now - 1])
             scale = exp2(m[now - 1] - m[now])
             total[now] = total[now - 1] * scale
             out[now] = out[now - 1] * scale[..., None]
         for turn, of_page, page_values in loaded:
-            here = np.flatnonzero(in_split[of_page] == nth)
+            here = np.flatnonzero(items.nth[of_page] == nth)
             mine, values = of_page[here], page_values[here]
             p = to_bf16(exp2(scores[mine, turn] - m[mine, :, None]))
             sums[mine, :, turn * KEY_TILES : (turn + 1) * KEY_TILES] = _tile_sums(p)
@@ -79,20 +78,10 @@ def attention(s: Step, task: Task) -> None:
         for tile in range(1, CHUNK_TILES):
             of_chunk = of_chunk + sums[now, :, tile]
         total[now] = total[now] + of_chunk
-    ends = np.append(items.begins[1:], 1) == 1
+    ends = np.append(items.nth[1:], 0) == 0  # the next one begins a split
     at = items.row[ends], items.head[ends], items.split[ends]
     b["part_o"][(*at, slice(None, group))] = out[ends]
     b["part_ml"][(*at, slice(None, group))] = np.stack([m, total], axis=-1)[ends]
-
-
-def _since_begin(begins: Ints) -> Ints:
-    """How many chunks of its split come before each.
-
-    >>> _since_begin(np.array([1, 0, 0, 1, 1, 0])).tolist()
-    [0, 1, 2, 0, 0, 1]
-    """
-    number = np.arange(len(begins))
-    return np.asarray(number - np.maximum.accumulate(np.where(begins == 1, number, 0)))
 
 
 def _queries(words: Words, group: int) -> Words:

@@ -73,7 +73,7 @@ class AttentionItems:
         row, head: whose.
         chunk: counted from the row's first visible chunk.
         split: of the row, that the chunk belongs to.
-        begins: 1 where the chunk is the first of its split, else 0.
+        nth: chunks of its split that come before it.
         first_key, last_key: visible keys of the row; `last_key` is the token of this step.
         first_page, last_page: pages of the sequence that the chunk reads.
     """
@@ -82,7 +82,7 @@ class AttentionItems:
     head: Ints
     chunk: Ints
     split: Ints
-    begins: Ints
+    nth: Ints
     first_key: Ints
     last_key: Ints
     first_page: Ints
@@ -109,24 +109,24 @@ def attention_items(
         most_splits: of a row.
     """
     n_chunks = chunk_counts(positions, window)
-    per_row = split_counts(positions, window, most_splits) * n_kv_heads
+    per_row = np.minimum(n_chunks, most_splits) * n_kv_heads
     row = np.repeat(np.arange(len(positions)), per_row)
     within = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
     row, within = row[task.first :: task.count], within[task.first :: task.count]
-    split = within // n_kv_heads
+    split, head = np.divmod(within, n_kv_heads)
     begin, end = (split_begins(n_chunks[row], split + side, most_splits) for side in (0, 1))
     count = end - begin
-    turn = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    row, within, chunk = np.repeat([row, within, begin], count, axis=1)
-    chunk += turn
+    nth = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    row, head, split, begin = np.repeat([row, head, split, begin], count, axis=1)
+    chunk = begin + nth
     first_key, last_key = _first_visible(positions, window)[row], positions[row]
     first = (first_key // CHUNK + chunk) * CHUNK_PAGES
     return AttentionItems(
         row=row,
-        head=within % n_kv_heads,
+        head=head,
         chunk=chunk,
-        split=within // n_kv_heads,
-        begins=(turn == 0).astype(np.int64),
+        split=split,
+        nth=nth,
         first_key=first_key,
         last_key=last_key,
         first_page=np.maximum(first, first_key // PAGE),
