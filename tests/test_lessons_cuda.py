@@ -130,13 +130,14 @@ def test_file_of_a_lesson_compiles_for_a_gpu(path: Path) -> None:
         ("  float total", "  for (volatile int i = 0; i < 1;) {}\n  float total", "it hangs: it"),
         ("y[i] = float", "y[i + (1ll << 40)] = float", "line 20 writes outside of every array"),
         ("x[i] * x[i]", "x[i] * x[i - (1ll << 40)]", "line 11 reads outside of every array"),
-        ("y[i] = float", "y[i + 3000] = float", "it writes outside of its arrays: "),
+        ("y[i] = float", "y[i + 3000] = float", "192 bytes after the last element of y"),
+        ("y[i] = float", "y[i - 30000] = float", "192 bytes before the first element of y"),
         ("float total", "*(int*)0 = 1;\n  float total", "line 16: store to null pointer"),
         ("squares = warp_sum(squares)", "if (thread < 40) squares = warp_sum(squares)", "diverg"),
         ("float squares = 0.0f;", "__shared__ float squares;", "use ptx::shared_memory(), not"),
         ("if (thread % 32 == 0) s.", "if (thread % 32 == 0) { s.", "the code around yours does"),
     ],
-    ids=["compile", "loop", "write", "read", "beside", "null", "diverge", "shared", "bracket"],
+    ids="compile loop write read after before null diverge shared bracket".split(),
 )  # fmt: skip
 def test_bad_answer_is_one_line_in_words(old: str, new: str, says: str) -> None:
     """Whatever the code does, the check ends soon and says what and where."""

@@ -33,7 +33,9 @@ LAUNCH_S = 10.0
 """Time limit of one launch on the CPU; right answers take milliseconds."""
 HANGS = "it hangs:"
 """How the message of a launch begins that had to be stopped."""
-GUARD = 1024
+GUARD = 1 << 16
+"""Bytes before and after each array: wider than an index is likely to be wrong in an exercise, so
+that such a write is seen and reaches nobody else's memory."""
 Array = npt.NDArray[Any]
 
 
