@@ -4,16 +4,19 @@ cache's reach.
 
 from __future__ import annotations
 
-import struct
+import json
+from pathlib import Path
 
 import pytest
 
-from bench import probe_mma
+from bench import code_size, probe_mma
+from bench.code_size import machine_code_bytes, north_source
+from bench.provenance import kernel_hash
 from mkref.config import NORTH_MINI_CODE
 from mkref.errors import MachineError
 from mkref.machine.nvrtc import ARCHITECTURES, compile_cubin, resources
 from mkref.machine.source import THREADS, kernel_source, ring_for, shared_bytes
-from mkref.plan.build import ROWS
+from mkref.paths import cuda_root
 from tests.decode import small_config
 
 SHARED_PER_BLOCK = {"sm_80": 166912, "sm_90a": 232448, "sm_100": 232448}
@@ -21,14 +24,9 @@ SHARED_PER_BLOCK = {"sm_80": 166912, "sm_90a": 232448, "sm_100": 232448}
 specifications).
 """
 OTHER_SHARED = 101376
+RESULTS = Path(__file__).parent.parent / "bench" / "results"
 MOST_CODE = {1: 97_000, 2: 108_000, 4: 111_000, 8: 111_000, 16: 103_000, 32: 112_000}
 """Bytes of machine code, by rows of the build."""
-
-
-def north_source(most_rows: int, capacity: int) -> str:
-    """The build for so many rows, with the ring that such a GPU gets."""
-    ring = ring_for(NORTH_MINI_CODE, capacity, most_rows)
-    return kernel_source(NORTH_MINI_CODE, ring, max(most_rows, ROWS), most_rows)
 
 
 @pytest.mark.parametrize("most_rows", [1, 8])
@@ -46,22 +44,29 @@ def test_kernel_compiles_without_spills(arch: str, most_rows: int) -> None:
     assert found.spill_bytes == 0
 
 
-def machine_code_bytes(image: bytes) -> int:
-    """Size of the kernel's section in a cubin, which is a 64-bit ELF file."""
-    (table,) = struct.unpack_from("<Q", image, 0x28)
-    size, count, names_at = struct.unpack_from("<HHH", image, 0x3A)
-    heads = [struct.unpack_from("<IIQQQQIIQQ", image, table + i * size) for i in range(count)]
-    names = heads[names_at][4]
-    sizes = {image[names + h[0] :].split(b"\0", 1)[0]: h[5] for h in heads}
-    return int(sizes[b".text.megakernel"])
-
-
 @pytest.mark.parametrize("most_rows", [1, 2, 4, 8, 16, 32])
 def test_machine_code_does_not_grow(most_rows: int) -> None:
     """The aim is 64 KB, the reach of the instruction cache; until then it may only shrink."""
     image, report = compile_cubin(north_source(most_rows, SHARED_PER_BLOCK["sm_90a"]), "sm_90a")
     assert 32_000 < machine_code_bytes(image) <= MOST_CODE[most_rows]
     assert resources(report).spill_bytes == 0
+
+
+def test_record_of_sizes_is_of_this_kernel() -> None:
+    """`python bench/code_size.py` has been run since the kernel changed, and takes out what it
+    names.
+    """
+    record = json.loads((RESULTS / "code_size.json").read_text())
+    assert kernel_hash() == record["provenance"]["kernel"], "run bench/code_size.py again"
+    text = (cuda_root() / "megakernel.cu").read_text()
+    assert code_size.lines_by_section(text) == record["lines"], "run bench/code_size.py again"
+    for row in record["rows"]:
+        assert row["bytes"] <= MOST_CODE[row["rows"]]
+    source = north_source(1)
+    for part in code_size.PARTS:
+        assert source != code_size.without(source, part)
+    with pytest.raises(ValueError, match="dense layers: 0 times in the kernel, not once: dense"):
+        code_size.without("", "dense layers")
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 128])

@@ -137,7 +137,7 @@ def test_file_of_a_lesson_compiles_for_a_gpu(path: Path) -> None:
         ("float squares = 0.0f;", "__shared__ float squares;", "use ptx::shared_memory(), not"),
         ("if (thread % 32 == 0) s.", "if (thread % 32 == 0) { s.", "the code around yours does"),
     ],
-    ids="compile loop write read after before null diverge shared bracket".split(),
+    ids=["compile", "loop", "write", "read", "after", "before", "null", "diverge", "shared", "{"],
 )  # fmt: skip
 def test_bad_answer_is_one_line_in_words(old: str, new: str, says: str) -> None:
     """Whatever the code does, the check ends soon and says what and where."""
