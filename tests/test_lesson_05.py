@@ -30,7 +30,7 @@ def test_parts_are_pieces_of_the_kernel_in_order() -> None:
 
 @pytest.mark.parametrize("n_chunks", [1, 5, 33, 34, 66, 2048])
 def test_splits_hold_all_chunks(n_chunks: int) -> None:
-    """At most 33, alike but for one chunk; four KV heads make the items."""
+    """At most 33, which differ by one chunk at most; four KV heads make the items."""
     sizes = split_sizes(n_chunks)
     assert sum(sizes) == n_chunks
     assert len(sizes) == min(n_chunks, 33)
@@ -69,3 +69,19 @@ def test_rounded_answer_is_told_apart() -> None:
     for _, wrong in results:
         has, must = wrong.split(" is ")[1].split(", must be ")
         assert has != must
+
+
+def test_rescaling_between_chunks_is_no_merge() -> None:
+    """The kernel's lines for two chunks, in a loop that begins with nothing, get their own hint."""
+
+    def copied(m: np.ndarray, s: np.ndarray, o: np.ndarray) -> np.ndarray:
+        top, total, out = -np.inf, 0.0, np.zeros(o.shape[1])
+        for i in range(len(m)):
+            running, top = top, max(top, m[i])
+            scale = np.exp2(running - top)
+            total, out = total * scale + s[i], out * scale + o[i]
+        return out / total
+
+    results, hint = exercise("05.2").judge(copied)
+    assert any(wrong for _, wrong in results)
+    assert "between two chunks" in hint

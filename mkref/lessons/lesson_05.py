@@ -36,7 +36,7 @@ def merge(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
 
     The scores x of the keys are in base 2, so weights are 2^x. Split i has left
         m[i] = max x      s[i] = sum of 2^(x - m[i])      o[i] = sum of 2^(x - m[i]) v
-    `m` and `s` (the contract's l) are arrays [n], `o` is [n, D]; the result is an array [D], all
+    `m` and `s` (the kernel's l) are arrays [n], `o` is [n, D]; the result is an array [D], all
     of them float64.
     """
     # BEGIN SOLUTION
@@ -109,6 +109,21 @@ def _scaled(weight: Callable[[Numbers], Numbers]) -> Answer:
 
 def _weights(m: Numbers) -> Numbers:
     return np.asarray(2.0 ** (m - m.max()))
+
+
+def _in_turn(old: bool, new: bool) -> Answer:
+    """A merge of one split after another; only the old sum or only the new split is scaled."""
+
+    def answer(m: Numbers, s: Numbers, o: Numbers) -> Numbers:
+        top, total, out = m[0], s[0], o[0]
+        for mi, si, oi in zip(m[1:], s[1:], o[1:], strict=True):
+            before, top = top, max(top, mi)
+            scale_old = 2.0 ** (before - top) if old else 1.0
+            scale_new = 2.0 ** (mi - top) if new else 1.0
+            total, out = total * scale_old + si * scale_new, out * scale_old + oi * scale_new
+        return np.asarray(out / total)
+
+    return answer
 
 
 _MERGE_MISTAKES = (
@@ -194,6 +209,48 @@ _MERGE_MISTAKES = (
     Mistake(
         lambda m, s, o: (o * _weights(m)[:, None]).sum() / (s * _weights(m)).sum(),
         "`sum()` adds splits and dimensions, and one number is left. The splits alone are axis 0.",
+    ),
+    Mistake(
+        lambda m, s, o: (o * _weights(m)[:, None]).sum(axis=1) / (s * _weights(m)).sum(),
+        "axis 1 are the dimensions, and they must stay. The splits, which are added, are axis 0.",
+    ),
+    Mistake(
+        lambda m, s, o: (
+            (o * _weights(m)[:, None]).sum(axis=0, keepdims=True) / (s * _weights(m)).sum()
+        ),
+        "the numbers may be right, but an axis of length 1 is left of the splits. It is `keepdims` "
+        "or a slice such as `[:1]` that keeps it.",
+    ),
+    Mistake(
+        _in_turn(old=True, new=False),
+        "that is the rescaling between two chunks, which scales the old sum only. There the new "
+        "chunk's weights are made after the common maximum is known. A split has been made with "
+        "its own m: if that is the smaller one, the new split is to be scaled, too.",
+    ),
+    Mistake(
+        _in_turn(old=False, new=True),
+        "each new split is brought to the largest maximum so far, but what was added before still "
+        "refers to an earlier one. Scale the old sum, too, or find the largest m first.",
+    ),
+    Mistake(
+        lambda m, s, o: (o / s[:, None]).sum(axis=0),
+        "that adds the splits' outputs, as if each had all the keys. They are parts of one "
+        "softmax: add what stands above the line and what stands below it, and divide then.",
+    ),
+    Mistake(
+        lambda m, s, o: (o / s[:, None] * _weights(m)[:, None]).sum(axis=0),
+        "each split is divided by its own sum, and then there is no division by the sum over all. "
+        "Leave o undivided until everything is added.",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** np.minimum(m, 1000.0)),
+        "cutting large m off keeps 2^m finite, but then splits above the limit all count the same, "
+        "and far below 0 every weight is 0. Subtract something from all m instead.",
+    ),
+    Mistake(
+        _scaled(lambda m: 2.0 ** np.clip(m, -1000.0, 1000.0)),
+        "with m cut off at both ends nothing overflows, but splits beyond the limits all count the "
+        "same. Differences between the m must stay: subtract one number from all.",
     ),
 )
 
@@ -296,6 +353,49 @@ _RANGE_MISTAKES = (
         "0",
         "every row sees all keys here. What does the window leave out?",
     ),
+    Patch(
+        "r.last >= window",
+        "r.last > window",
+        "at position w, with a window of w, there are w + 1 keys from 0 on: key 0 is not seen any "
+        "more. Try the smallest position at which `last - w + 1` is above 0.",
+    ),
+    Patch(
+        "r.chunk = r.first / CHUNK;",
+        "r.chunk = 0;",
+        "`chunk` is where reading begins. Which chunk has the first key that is seen?",
+    ),
+    Patch(
+        "r.chunk = r.first / CHUNK;",
+        "r.chunk = r.first / CHUNK * CHUNK;",
+        "`chunk` is set to the number of the chunk's first key, and `n_chunks`, which is made from "
+        "it, goes wrong with it. Chunks are numbered 0, 1, 2.",
+    ),
+    Patch(
+        "r.chunk = r.first / CHUNK;",
+        "r.chunk = r.first / CHUNK * CHUNK;",
+        "`n_chunks` is right, but `chunk` is set to the number of the chunk's first key. Chunks "
+        "are numbered 0, 1, 2.",
+        more=(("r.last / CHUNK - r.chunk + 1", "r.last / CHUNK - r.first / CHUNK + 1"),),
+    ),
+    Patch(
+        "r.last / CHUNK - r.chunk + 1",
+        "(r.last + CHUNK - 1) / CHUNK - r.chunk",
+        "rounding up is for a number of keys, and `last` is the number *of* a key, counted from 0. "
+        "Position 0 is one key, in one chunk; so is position 128 in the second chunk.",
+    ),
+    Patch(
+        "r.chunk = r.first / CHUNK;",
+        "r.chunk = r.first / PAGE;",
+        "those are pages, of 64 keys. A chunk is two of them.",
+        more=(("r.last / CHUNK - r.chunk + 1", "r.last / PAGE - r.chunk + 1"),),
+    ),
+    Patch(
+        "r.n_chunks = r.last / CHUNK - r.chunk + 1;",
+        "r.n_chunks = r.last / CHUNK - r.chunk + 1;\n"
+        "  if (r.n_chunks > MOST_SPLITS) r.n_chunks = MOST_SPLITS;",
+        "at most 33 is true of splits. A long row has more chunks than that, and `n_splits` needs "
+        "their true number.",
+    ),
 )
 
 EXERCISES = (
@@ -314,7 +414,7 @@ EXERCISES = (
             Property("the merge of six rows", _op("MERGE", 3, 6, 2, seed=3)),
         ),
         mistakes=_RANGE_MISTAKES,
-        then="Now find all callers of `key_range`: who else must know how many chunks a row has?",
+        then="Now: the consumers know this, too. Why does the loader not wait until they tell it?",
     ),
     PythonExercise(
         id="05.2",

@@ -10,6 +10,7 @@ from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure
 from mkref.lessons.lesson_05 import CHUNK, chunks_of
 from mkref.lessons.recorded import recorded_trace
 from mkref.lessons.source import Code, code
+from mkref.widgets.figure import Table
 from mkref.widgets.palette import style_of
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ LOOKS = {
 }
 
 
+SCORES = "// Scores of this warp's 16 keys"
 RESCALING, WEIGHTS = "if (now.chunk == range.split_begin(", "uint16_t* weight = "
 PARTS = {
-    "scores": ("// Scores of this warp's 16 keys", "if (KEYS_FIRST) {"),
+    "names": ("const AttentionItem now = item;", SCORES),
+    "scores": (SCORES, "if (KEYS_FIRST) {"),
     "maximum": ("const bool pages = ", RESCALING),
     "rescaling": (RESCALING, WEIGHTS),
     "weights": (WEIGHTS, "// Values: rows are this warp's 16 dimensions"),
@@ -52,7 +55,7 @@ def attention_part(name: str) -> Code:
 def chunks_figure(page: int = 64) -> Figure:
     """Which keys of rows at four positions are seen, masked and not read."""
     lanes: list[tuple[str, list[Span]]] = []
-    counts = []
+    counts, rows = [], []
     for position, window in CASES:
         first = position - window + 1 if 0 < window <= position else 0
         read, end = first // page * page, (position // page + 1) * page
@@ -64,15 +67,22 @@ def chunks_figure(page: int = 64) -> Figure:
             spans.append(Span(position + 1, end, "mask", f"{end - position - 1}"))
         name = f"at {position}, " + (f"window {window}" if window else "all keys")
         lanes.append((name, spans))
-        counts.append(chunks_of(position, window)[1])
+        chunk, count = chunks_of(position, window)
+        counts.append(count)
+        masked = first - read + end - position - 1
+        chunks = f"{chunk} to {chunk + count - 1}" if count > 1 else f"{chunk}"
+        rows.append((name, str(read), str(masked), f"{first} to {position}", chunks))
     borders = [Span(at, at + CHUNK, "skip", f"chunk {at // CHUNK}") for at in (0, 128, 256)]
     lanes.append(("chunks", borders))
     sentence = (
         "Which keys are read, derived: four rows with their positions and windows, above the "
         f"chunks of {CHUNK} keys. They need {', '.join(map(str, counts))} chunks; whole pages of "
-        f"{page} keys are read, and keys before the window or after the token are masked."
+        f"{page} keys are read, and keys before the window or after the token are masked. Numbers "
+        "in the boxes count keys."
     )
-    return lanes_figure("Chunks begin at fixed positions", sentence, lanes, LOOKS)
+    figure = lanes_figure("Chunks begin at fixed positions", sentence, lanes, LOOKS)
+    head = ("row", "keys before, not read", "read, but masked", "keys seen", "chunks")
+    return replace(figure, table=Table(head, tuple(rows)))
 
 
 def recorded_attention(sm: int = 22, first: int = 8) -> Figure:
