@@ -5,8 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mkref.lessons.lesson_13 import bits_of, fixed_sum, numbers, per_sm, verdict
-from mkref.lessons.lesson_13_figures import gaps_figure, launches_figure, mma_figure, sums_figure
+from mkref.lessons import check
+from mkref.lessons.lesson_13 import bits_of, fixed_sum, numbers, per_sm
+from mkref.lessons.lesson_13_figures import (
+    different_sums,
+    gaps_figure,
+    launches_figure,
+    mma_figure,
+    sums_figure,
+)
 from mkref.lessons.lesson_13_merge import merged_otherwise
 from mkref.lessons.lesson_13_runs import (
     agreement,
@@ -20,6 +27,7 @@ from mkref.lessons.lesson_13_runs import (
     small_terms,
 )
 from mkref.lessons.lesson_13_ties import NearTie, near_ties, rules
+from mkref.lessons.lesson_13_verdict import verdict
 
 
 @pytest.fixture(name="ties", scope="module")
@@ -30,6 +38,8 @@ def ties_fixture() -> list[NearTie]:
 
 def test_sums() -> None:
     """Dealt to SMs a sum has many results, in fixed chunks one; both are near the true sum."""
+    results, units = different_sums()
+    assert 15 < results <= units + 1 < 50
     x = numbers(4096)
     exact = x.astype(np.float64).sum()
     assert len({bits_of(per_sm(x, n)) for n in range(1, 20)}) > 5
@@ -116,5 +126,31 @@ def test_figures_say_what_they_show(ties: list[NearTie]) -> None:
     assert "5 different results" in sums_figure().summary
     assert ("2^-26", "not at all") in mma_figure().table.rows
     said = gaps_figure(ties, 0.25)
-    assert "6 places, at 1 of them one that was further below, of which 1 had" in said.summary
+    below = "at most 0.25 below ours at 5 of them, and further below at prompt 9, token 5 (other"
+    assert f"at 6 places. Its token is {below} experts)." in said.summary
+    assert gaps_figure(ties[1:], 0.25).summary.endswith("at 5 of them, and further below at none.")
     assert ("prompt 9, token 5", f"gap {ties[0].gap:.3f}, other experts") in said.table.rows
+
+
+def test_verdict_asks_both_rows_for_what_is_not_finite() -> None:
+    """One NaN or infinity in either row, at any place, is wrong, whatever the tokens say."""
+    for bad in (np.nan, np.inf, -np.inf):
+        for place in range(3):
+            good = np.array([1, 0.9, -2], np.float32)
+            broken = good.copy()
+            broken[place] = bad
+            said = {verdict(good, broken, 0.2, 0.25), verdict(broken, good, 0.2, 0.25)}
+            assert {"wrong"} == said
+
+
+@pytest.mark.parametrize("word", ["near tie", "Near-tie", "ok"])
+def test_unknown_word_is_named(word: str) -> None:
+    """The check says which three there are."""
+    report = check("13.3", lambda *_: word)
+    assert f"it says {word!r}, which is none of same, near-tie, wrong" in repr(report)
+
+
+def test_array_is_no_number() -> None:
+    """Nor in the trial with a NaN, which has not vanished from it."""
+    report = check("13.1", lambda x, n_sm: x)
+    assert {"it returns a ndarray, not a number"} == {wrong for _, wrong in report.results}

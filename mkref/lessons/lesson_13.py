@@ -1,12 +1,12 @@
-"""Lesson 13: its exercises in Python, a sum whose bits are fixed and a verdict about two oracles.
+"""Lesson 13: its first exercise, a sum whose bits are fixed.
 
-The third exercise, in CUDA, is in `lesson_13_merge`.
+The second, in CUDA, is in `lesson_13_merge`, the third in `lesson_13_verdict`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from mkref.lessons.exercise import (
     WrongAnswerError,
 )
 
-__all__ = ["CHUNK", "EXERCISES", "bits_of", "fixed_sum", "in_order", "numbers", "per_sm", "verdict"]
+__all__ = ["CHUNK", "EXERCISES", "bits_of", "fixed_sum", "in_order", "numbers", "per_sm"]
 
 CHUNK = 128
 """Values of a chunk: a part of the definition of the sum."""
@@ -53,28 +53,6 @@ def fixed_sum(x: Floats, n_sm: int) -> np.float32:
     for one in of_chunk[1:]:
         total = total + one
     return total
-    # END SOLUTION
-
-
-def verdict(ours: Floats, theirs: Floats, spread: float, tie: float) -> str:
-    """What two rows of logits for the same token say: "same", "near-tie" or "wrong".
-
-    "wrong":    a logit is not finite; or the root mean square of the differences is above `spread`;
-                or the best tokens differ, and it is no near-tie.
-    "same":     both have the same best token.
-    "near-tie": they have not, but in `ours` their best token is at most `tie` below our own.
-    """
-    # BEGIN SOLUTION
-    import numpy as np
-
-    if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-        return "wrong"
-    if not np.sqrt(np.mean((ours - theirs) ** 2)) <= spread:
-        return "wrong"
-    own, other = int(ours.argmax()), int(theirs.argmax())
-    if own == other:
-        return "same"
-    return "near-tie" if ours[own] - ours[other] <= tie else "wrong"
     # END SOLUTION
 
 
@@ -139,6 +117,24 @@ def _cut_by_sms(x: Floats, n_sm: int) -> np.float32:
     return in_order(np.array([in_order(part) for part in parts], np.float32))
 
 
+def _cut_evenly(x: Floats, n_sm: int) -> np.float32:
+    """As many parts as SMs, all of one length but the last."""
+    size = -(-len(x) // n_sm)
+    parts = [np.asarray(x[at : at + size], np.float32) for at in range(0, len(x), size)]
+    return in_order(np.array([in_order(part) for part in parts], np.float32))
+
+
+def _runs_of_chunks(x: Floats, n_sm: int) -> np.float32:
+    """Each SM adds chunks that follow one another."""
+    parts = np.array_split(np.array([_halves(c) for c in _chunks(x)], np.float32), n_sm)
+    return in_order(np.array([in_order(part) for part in parts if len(part)], np.float32))
+
+
+def _repeated(x: Floats) -> list[Floats]:
+    """Chunks, the last one filled with the first values again."""
+    return list(np.resize(x, (-(-len(x) // CHUNK), CHUNK)).astype(np.float32))
+
+
 SEEDS = range(6)
 """Some wrong orders give the right bits for some numbers: each case is tried with several."""
 SIZES: tuple[tuple[str, int, int], ...] = (
@@ -152,16 +148,20 @@ SIZES: tuple[tuple[str, int, int], ...] = (
 LARGE = np.array([2.0**24, *255 * [1.0]], np.float32)
 
 
+def _must_be_number(got: Any) -> None:
+    if got is None:
+        raise WrongAnswerError(f"it returns None, {EMPTY}")
+    if np.ndim(got) or isinstance(got, str):
+        raise WrongAnswerError(f"it returns a {type(got).__name__}, not a number")
+
+
 def _sum_trial(where: str, arrays: Sequence[Floats], n_sm: int) -> Property:
     def trial(answer: Answer) -> None:
         for x in arrays:
             right = fixed_sum(x, n_sm)
             with np.errstate(all="ignore"):
                 got = answer(x.copy(), n_sm)
-            if got is None:
-                raise WrongAnswerError(f"it returns None, {EMPTY}")
-            if np.ndim(got) or isinstance(got, str):
-                raise WrongAnswerError(f"it returns a {type(got).__name__}, not a number")
+            _must_be_number(got)
             if not np.float64(got) == np.float64(right):
                 raise WrongAnswerError(
                     f"{float(right):.9g} is right, bits {bits_of(right)}; it returns "
@@ -176,9 +176,8 @@ def _nan_stays(answer: Answer) -> None:
     x[200] = np.nan
     with np.errstate(all="ignore"):
         got = answer(x, 2)
-    if got is None:
-        raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if np.ndim(got) or isinstance(got, str) or not math.isnan(float(got)):
+    _must_be_number(got)
+    if not math.isnan(float(got)):
         raise WrongAnswerError("a NaN among the values has vanished")
 
 
@@ -227,136 +226,45 @@ _SUM_MISTAKES = (
         lambda x, n_sm: in_order(np.array(sorted(_halves(c) for c in _chunks(x)), np.float32)),
         "the chunks' sums are sorted by size. Their order must be that of their numbers.",
     ),
-)
-
-_ROWS = np.random.default_rng(13)
-_LOGITS = (5 * _ROWS.standard_normal(40)).astype(np.float32)
-_LOGITS[[7, 19, 30]] = 14.0, 13.9, 13.0
-
-
-def _row(**changes: float) -> Floats:
-    """The row with some logits changed, such as l19=14.2."""
-    row = _LOGITS.copy()
-    for name, value in changes.items():
-        row[int(name[1:])] = value
-    return row
-
-
-_FAR = _LOGITS + np.float32(0.5)
-VERDICTS: tuple[tuple[str, str, Floats, Floats], ...] = (
-    ("equal rows", "same", _LOGITS, _LOGITS),
-    ("noise in one logit", "same", _LOGITS, _row(l3=float(_LOGITS[3]) + 0.6)),
-    ("two best change places", "near-tie", _LOGITS, _row(l7=13.9, l19=14.0)),
-    ("the best change places with the third", "wrong", _LOGITS, _row(l30=14.1, l7=13.9)),
-    ("the gap is theirs, not ours", "wrong", _row(l7=14.6), _row(l7=13.95, l19=14.0)),
-    ("the gap is between the rows", "wrong", _row(l7=14.6), _row(l7=13.95, l19=14.5)),
-    ("near-tie, the other way round", "near-tie", _row(l7=13.99, l19=14.0), _row(l19=13.5)),
-    ("all logits 0.5 higher", "wrong", _LOGITS, _FAR),
-    ("one logit of 40 is far off", "wrong", _LOGITS, _row(l3=float(_LOGITS[3]) - 3)),
-    ("a NaN in ours", "wrong", _row(l3=math.nan), _LOGITS),
-    ("a NaN in theirs", "wrong", _LOGITS, _row(l3=math.nan)),
-    ("all NaN", "wrong", _LOGITS * np.float32(np.nan), _LOGITS * np.float32(np.nan)),
-    ("an infinity in both", "wrong", _row(l7=math.inf), _row(l7=math.inf)),
-    (
-        "logits near 9, all off by 0.3",
-        "wrong",
-        1e-3 * _LOGITS + 9,
-        1e-3 * _LOGITS + np.float32(9.3),
-    ),
-)
-SPREAD, TIE = 0.2, 0.25
-
-
-def _verdict_trial(where: str, right: str, ours: Floats, theirs: Floats) -> Property:
-    def trial(answer: Answer) -> None:
-        with np.errstate(all="ignore"):
-            got = answer(ours.copy(), theirs.copy(), SPREAD, TIE)
-        if got is None:
-            raise WrongAnswerError(f"it returns None, {EMPTY}")
-        if not isinstance(got, str):
-            raise WrongAnswerError(f"it returns a {type(got).__name__}, not one of the three words")
-        if got != right:
-            raise WrongAnswerError(f"it says {got!r}, must be {right!r}")
-
-    return Property(where, trial)
-
-
-def _like(
-    *, finite: bool = True, near: Callable[[Floats, Floats], bool] | None = None, gap: str = "ours"
-) -> Answer:
-    """A verdict with one of its parts left out or changed."""
-
-    def answer(ours: Floats, theirs: Floats, spread: float, tie: float) -> str:
-        if finite and not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
-            return "wrong"
-        if near is not None and not near(ours, theirs):
-            return "wrong"
-        own, other = int(ours.argmax()), int(theirs.argmax())
-        if own == other:
-            return "same"
-        two = np.sort(ours)[-2:]
-        gaps = {
-            "ours": ours[own] - ours[other],
-            "theirs": theirs[other] - theirs[own],
-            "logits": abs(ours[own] - theirs[other]),
-            "none": 0.0,
-            "two best": two[1] - two[0],
-        }
-        return "near-tie" if gaps[gap] <= tie else "wrong"
-
-    return answer
-
-
-def _rms(ours: Floats, theirs: Floats) -> bool:
-    return bool(np.sqrt(np.mean((ours - theirs) ** 2)) <= SPREAD)
-
-
-_VERDICT_MISTAKES = (
     Mistake(
-        _like(finite=False, near=lambda a, b: not np.sqrt(np.mean((a - b) ** 2)) > SPREAD),
-        "a NaN has passed: every comparison with NaN is false, so `x > limit` does not refuse it. "
-        "Ask whether all logits are finite, before anything else.",
+        per_sm,
+        "the values are dealt to the SMs one by one, as in the prediction, so which of them meet "
+        "depends on n_sm. Deal whole chunks, whose values always meet each other first.",
     ),
     Mistake(
-        lambda a, b, spread, tie: (
-            "same"
-            if np.allclose(a, b, atol=spread, rtol=0, equal_nan=True)
-            else _like(near=_rms)(a, b, spread, tie)
-        ),
-        "`equal_nan` lets two rows of NaN agree. A model that computes NaN twice is wrong twice.",
+        _cut_evenly,
+        "split-K: x is cut into n_sm parts of one length, so the length depends on n_sm. A chunk "
+        "has 128 values, however many SMs there are.",
     ),
     Mistake(
-        _like(),
-        "only the best tokens are compared. Logits that are all off are wrong, even if the best "
-        "token is right by luck.",
+        _runs_of_chunks,
+        "the chunks are right, but each SM adds up a run of them, and how long a run is depends on "
+        "n_sm. Add the sums of the chunks one by one, as if there were no SMs.",
     ),
     Mistake(
-        _like(near=lambda a, b: bool(np.allclose(a, b, rtol=0.05))),
-        "that is a difference relative to each logit. Logits near 0 would have to be exact, large "
-        "ones may be off by more than the gap between two tokens.",
+        lambda x, n_sm: in_order(np.array([_halves(c) for c in _chunks(x)][: len(x) // CHUNK])),
+        "the values behind the last full chunk are left out. They are a chunk, too, filled up with "
+        "zeros.",
     ),
     Mistake(
-        _like(near=lambda a, b: bool(np.abs(a - b).max() <= SPREAD)),
-        "that is the largest difference. One expert chosen otherwise moves single logits far; the "
-        "question here is the root mean square over all.",
+        lambda x, n_sm: in_order(np.array([_halves(c) for c in _repeated(x)])),
+        "the last chunk is filled up with values that were there before: `np.resize` repeats. Fill "
+        "up with zeros.",
     ),
     Mistake(
-        _like(near=_rms, gap="none"),
-        "whatever the gap, another best token counts as a near-tie. How far is their token below "
-        "ours?",
+        lambda x, n_sm: np.array([_halves(c) for c in _chunks(x)], np.float32).sum(),
+        "within the chunks all is right. Across them `sum` of NumPy chooses the order: add one "
+        "after another, chunk 0 first.",
     ),
     Mistake(
-        _like(near=_rms, gap="theirs"),
-        "the gap is taken from their logits. We have chosen by ours: how sure were we?",
+        lambda x, n_sm: sum(float(_halves(c)) for c in _chunks(x)),
+        "the chunks' sums are added as Python floats (`float`, `.tolist()`, `.item()`), which are "
+        "float64. Keep each of them, and the total, an `np.float32`.",
     ),
     Mistake(
-        _like(near=_rms, gap="logits"),
-        "that is the difference of two logits of different tokens in different rows. The gap is "
-        "between two tokens of one row.",
-    ),
-    Mistake(
-        _like(near=_rms, gap="two best"),
-        "the gap between our two best tokens is small, but theirs is another one, further down.",
+        lambda x, n_sm: in_order(np.array([sum(c.tolist()) for c in _chunks(x)], np.float32)),
+        "each chunk is added in float64 (`.tolist()` makes Python floats) and rounded once. The "
+        "halves are to be added in float32, with a rounding each.",
     ),
 )
 
@@ -374,13 +282,7 @@ EXERCISES = (
         ),
         mistakes=_SUM_MISTAKES,
         samples=tuple((numbers(n, seed), n_sm) for _, n, n_sm in SIZES for seed in SEEDS),
-        then="Now: which of the three levels of this sum does a product of the kernel have?",
-    ),
-    PythonExercise(
-        id="13.3",
-        solution=verdict,
-        properties=tuple(_verdict_trial(*case) for case in VERDICTS),
-        mistakes=_VERDICT_MISTAKES,
-        then="Now read `run_oracle` and `tie` of bench/agreement.py: what passes there, not here?",
+        then="Now: a product of the kernel is added on three levels, which come next. Which of "
+        "them are added one after another, as the chunks are here?",
     ),
 )

@@ -26,10 +26,16 @@ SMS = (1, 2, 4, 7, 64, 132)
 ORANGE, SKY, GREEN, GREY = "#E69F00", "#56B4E9", "#009E73", "#DDDDDD"
 
 
-def different_sums(most: int = 132) -> int:
-    """How many different results a sum has on 1 to `most` SMs if each SM adds its own values."""
+def different_sums(most: int = 132) -> tuple[int, int]:
+    """A sum on 1 to `most` SMs, if each SM adds its own values.
+
+    Returns:
+        How many different results there are, and how far the smallest is from the largest, in units
+        of the last place; all have the same sign.
+    """
     x = numbers(N_VALUES)
-    return len({bits_of(per_sm(x, n_sm)) for n_sm in range(1, most + 1)})
+    bits = {int(bits_of(per_sm(x, n_sm)), 16) for n_sm in range(1, most + 1)}
+    return len(bits), max(bits) - min(bits)
 
 
 def sums_figure(shown: int = 12) -> Figure:
@@ -116,12 +122,15 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
     counts, _ = np.histogram(gaps, edges)
     close = int((gaps <= tie).sum())
     beyond = [one for one in ties if one.gap > tie]
-    routed = sum(bool(one.layers) for one in beyond)
+    names = ", ".join(
+        f"prompt {one.prompt}, token {one.token} ({'other' if one.layers else 'same'} experts)"
+        for one in beyond
+    )
     sentence = (
         f"How far the second best token was below the best, {len(gaps):,} tokens of nano "
-        f"[measured]: {close} have a gap of at most {tie}; PyTorch in float32 chose another token "
-        f"at {len(ties)} places, at {len(beyond)} of them one that was further below, "
-        f"of which {routed} had got other experts."
+        f"[measured]: {close} have a gap of at most {tie}. PyTorch in float32 chose another "
+        f"token at {len(ties)} places. Its token is at most {tie} below ours at "
+        f"{len(ties) - len(beyond)} of them, and further below at {names or 'none'}."
     )
     svg, left, width, base = Svg(760, 324, sentence), 40, 44, 210
     svg.text(16, 26, "How sure was the kernel?", size=16, bold=True)
@@ -148,7 +157,9 @@ def gaps_figure(ties: Sequence[NearTie], tie: float) -> Figure:
             x, base + 50 + 14 * (number % 2), f"{one.prompt}/{one.token}", anchor="middle", size=11
         )
     svg.text(16, base + 86, "bars: number of tokens by gap between the two best")
-    svg.text(16, base + 104, "triangles: prompt/token where PyTorch chose one that far below")
+    svg.text(
+        16, base + 104, "triangles: prompt/token where PyTorch chose one that far below our best"
+    )
     rows = [
         (f"{a:.4g} to {2 * a:.4g}", str(n)) for a, n in zip(edges, counts.tolist(), strict=False)
     ]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
+from mkref.lessons.cuda_exercise import Blank, CudaExercise
 from mkref.lessons.exercise import Property, WrongAnswerError
+from mkref.lessons.lesson_13_mistakes import LAST_L, LAST_O, MISTAKES, SUM_L, SUM_O
 from mkref.lessons.steps import interpret, launch
 from mkref.lessons.whole import LESSON_CONFIG
 from mkref.plan.buffers import BUFFERS
@@ -178,125 +179,6 @@ def _places(program: Program) -> None:
         _compare(right[row], one[row], f"{_row_of(n_chunks)}, against the contract")
 
 
-SUM_O = (
-    "    UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums[i % CONSUMERS] =\n"
-    "        sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i];\n"
-)
-ADD_O = "sums[i % CONSUMERS] + v[i] * c.s.merge_weight[i]"
-SUM_L = (
-    "    UNROLL for (int i = 0; i < LIST; i++) "
-    "l = l + c.s.merge_l[i * CONSUMERS + c.lane % CONSUMERS];\n"
-)
-ADD_L = "c.s.merge_l[i * CONSUMERS + c.lane % CONSUMERS]"
-LAST_O = "    UNROLL for (int w = 1; w < CONSUMERS; w++) o = o + sums[w];\n"
-LAST_L = "    ROLL for (int w = 1; w < CONSUMERS; w++) total = total + __shfl_sync(ALL, l, w);\n"
-TREE = (
-    "    o = ((sums[0] + sums[1]) + (sums[2] + sums[3])) +\n"
-    "        ((sums[4] + sums[5]) + (sums[6] + sums[7]));\n"
-)
-
-_MISTAKES = (
-    Patch(
-        SUM_O,
-        SUM_O.replace("i % CONSUMERS", "0"),
-        "o is one sum over all splits, one after another. That is a right sum, but eight consumer "
-        "warps make eight, and alone the row is merged by them. Which splits belong together?",
-    ),
-    Patch(
-        SUM_O,
-        SUM_O.replace("i % CONSUMERS", "i / CONSUMERS"),
-        "eight neighbouring splits share a sum here. Consumer warp w takes w, w + 8, w + 16, ...: "
-        "which of the eight takes split 9?",
-    ),
-    Patch(
-        LAST_O,
-        TREE,
-        "the eight sums of o are added as a tree. One after another is the order of the consumers.",
-    ),
-    Patch(
-        LAST_O + LAST_L,
-        "",
-        "only sum 0 is in the result. At the end the other seven are added to it, those of o and "
-        "those of l.",
-    ),
-    Patch(
-        "__shfl_sync(ALL, l, w)",
-        "__shfl_sync(ALL, l, CONSUMERS - w)",
-        "the sums of l are added from the last to the second. Their order counts, too.",
-    ),
-    Patch(
-        ADD_O,
-        "__builtin_fmaf(v[i], c.s.merge_weight[i], sums[i % CONSUMERS])",
-        "fmaf rounds once, product and sum together. The consumers round the product, then the "
-        "sum: better is other bits.",
-    ),
-    Patch(
-        SUM_L,
-        "",
-        "l stays 0 in every lane, and o divided by 0 is an infinity (7f80, ff80). The first gap "
-        "has two parts: the outputs of the splits, and their l.",
-    ),
-    Patch(
-        SUM_L,
-        "    l = c.s.merge_l[c.lane];\n",
-        "each lane takes one product, its own, so with more than eight splits some are missing. "
-        "Lane w needs those of w, w + 8, w + 16, ..., which other lanes have made: all of them lie "
-        "in c.s.merge_l.",
-    ),
-    Patch(
-        SUM_L,
-        "    UNROLL for (int i = 0; i < MOST_SPLITS; i++) l = l + c.s.merge_l[i];\n",
-        "every lane adds the products of all splits, and at the end eight lanes are added: a total "
-        "that is eight times too large. Lane w adds those of sum w only.",
-    ),
-    Patch(
-        ADD_L,
-        "c.s.merge_l[c.lane % CONSUMERS * LIST + i]",
-        "the lanes add the right products, but lane w has five neighbours, from 5 w on. In the "
-        "consumers' sum w they are eight apart.",
-    ),
-    Patch(
-        ADD_L,
-        f"{ADD_L} * c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS]",
-        "l is multiplied with the weight once more. What lies in c.s.merge_l has it already.",
-    ),
-    Patch(
-        ADD_O,
-        "sums[i % CONSUMERS] + v[i] * c.s.merge_l[i]",
-        "the outputs are multiplied with c.s.merge_l, the weight times l. An output has its sum l "
-        "in it already: it needs the weight alone.",
-    ),
-    Patch(
-        ADD_L,
-        "c.s.merge_weight[i * CONSUMERS + c.lane % CONSUMERS]",
-        "the sums of l add weights, as if every split had an l of 1. Weight times l lies in "
-        "c.s.merge_l.",
-    ),
-    Patch(
-        "__shfl_sync(ALL, l, w)",
-        "l",
-        "at the end each lane adds its own l seven times. Sum w is in lane w: ask that lane, with "
-        "__shfl_sync.",
-    ),
-    Patch(
-        LAST_L,
-        "",
-        "o is complete, l is sum 0 alone. Seven more sums of l lie in lanes 1 to 7.",
-    ),
-    Patch(
-        "UNROLL for (int i = 0; i < MOST_SPLITS; i++) sums",
-        "UNROLL for (int i = 0; i < 32; i++) sums",
-        "the output of split 32 is missing, so only long rows are wrong. There are MOST_SPLITS, "
-        "one more than a warp has lanes.",
-    ),
-    Patch(
-        "i < LIST; i++) l",
-        "i < MOST_SPLITS / CONSUMERS; i++) l",
-        "the l of split 32 is missing: 33 / 8 is 4 in whole numbers, but sum 0 has five splits. "
-        "LIST is that number, rounded up.",
-    ),
-)
-
 EXERCISES = (
     CudaExercise(
         id="13.2",
@@ -314,8 +196,9 @@ EXERCISES = (
             _company(20, 2, n_sm=5),
             Property("first or last in the batch", _places),
         ),
-        mistakes=_MISTAKES,
-        then="Now: which constant decides who merges, and what was measured to choose it?",
+        mistakes=MISTAKES,
+        then="Now: which constant decides who merges? What was measured for it is in section 14 of "
+        'bench/LOG.md, at "MERGE by the consumers".',
     ),
 )
 
