@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from mkref.errors import MachineError, RequestError
-from mkref.lessons.exercise import BLANK, Exercise, Property, Results, blanked, unmarked
+from mkref.lessons.exercise import BLANK, LATER, Exercise, Property, Results, blanked, unmarked
 from mkref.lessons.program import HANGS, Program
 from mkref.lessons.trials import ask, compile_error, machines
 from mkref.lessons.whole import Blank, Part, find_part, together, variant, whole
@@ -27,8 +27,6 @@ from mkref.machine.kernels import Kernels
 from mkref.paths import lessons_root
 
 __all__ = ["Blank", "CudaExercise", "Patch", "fingerprint"]
-
-LATER = "not tried after that"
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from mkref.errors import RequestError
+from mkref.lessons.deadline import EndlessError, deadline
 
-__all__ = ["BLANK", "EMPTY", "Answer", "Exercise", "Mistake", "Property", "PythonExercise"]
+__all__ = [
+    "BLANK",
+    "EMPTY",
+    "ENDLESS",
+    "LATER",
+    "Answer",
+    "Exercise",
+    "Mistake",
+    "Property",
+    "PythonExercise",
+]
 __all__ += ["Results", "WrongAnswerError", "blanked", "expect", "finding", "unmarked"]
 
 Answer = Callable[..., Any]
@@ -29,6 +40,10 @@ Results = tuple[tuple[str, str], ...]
 """For every property its name, and what went wrong or ""."""
 
 BLANK = "Your code here."
+LATER = "not tried after that"
+TRIAL_S = 60.0
+"""Most seconds of one trial of a Python answer; right ones take a moment, with a plan some."""
+ENDLESS = f"it has not ended after {TRIAL_S:.0f} seconds: a loop whose condition stays true?"
 EMPTY = "so nothing has been written or `return` is missing"
 _MARKED = re.compile(
     r"^( *)(#|//) BEGIN SOLUTION\n(.*?)^ *(?:#|//) END SOLUTION\n", re.DOTALL | re.MULTILINE
@@ -190,9 +205,15 @@ class PythonExercise(Exercise):
         return results, self._recognise(answer, results) if failed else ""
 
     def _try(self, answer: Answer) -> Results:
-        return tuple((p.name, finding(p.trial, answer)) for p in self.properties)
+        results: list[tuple[str, str]] = []
+        for one in self.properties:
+            ended = not any(wrong == ENDLESS for _, wrong in results)
+            results.append((one.name, finding(one.trial, answer, TRIAL_S) if ended else LATER))
+        return tuple(results)
 
     def _recognise(self, answer: Answer, results: Results) -> str:
+        if any(wrong == ENDLESS for _, wrong in results):
+            return ""
         given = _numbers(answer, self.samples)
         for mistake in self.mistakes:
             if self.samples:
@@ -226,10 +247,15 @@ def unmarked(source: str) -> str:
     return _MARKED.sub(lambda m: m[3], source)
 
 
-def finding(trial: Callable[[Any], None], answer: Any) -> str:
-    """What went wrong, or "". An error inside the answer is a finding, not a crash."""
+def finding(trial: Callable[[Any], None], answer: Any, seconds: float | None = None) -> str:
+    """What went wrong, or "". An error inside the answer is a finding, not a crash, and so is a
+    loop that has not ended after so many seconds, if a limit is given.
+    """
     try:
-        trial(answer)
+        with deadline(seconds):
+            trial(answer)
+    except EndlessError:
+        return ENDLESS
     except WrongAnswerError as wrong:
         return str(wrong)
     except Exception as error:
