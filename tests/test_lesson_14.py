@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
+from mkref.config import NORTH_MINI_CODE
 from mkref.engine.kv import KvCache
 from mkref.engine.scheduler import Scheduler
 from mkref.lessons.lesson_14_figures import (
@@ -17,8 +21,15 @@ from mkref.lessons.lesson_14_figures import (
     pages_figure,
     share_of_pages,
 )
+from mkref.lessons.lesson_14_rows import next_rows
 from mkref.lessons.lesson_14_server import start_server
-from mkref.lessons.lesson_14_session import Session, measured_row, python_code, session
+from mkref.lessons.lesson_14_session import (
+    Session,
+    lost_and_found,
+    measured_row,
+    python_code,
+    session,
+)
 from mkref.widgets.kv.model import kv_view
 
 
@@ -41,7 +52,8 @@ def test_what_the_reader_is_told_to_find() -> None:
     assert 1 == kv_view(played().history, 26).sums(0).shared
     assert {"D takes 1 full page", "H loses its pages and waits"} < {*said[51]}
     assert "H begins" in said[52]
-    assert "HHHHHHHH" == rows_of(54)
+    assert ["BCGHHHHH", "BGHHHHHH", "HHHHHHHH"] == [rows_of(step) for step in (52, 53, 54)]
+    assert (21, 18, 4) == lost_and_found(played().history, "H")
     assert {"A", "C", "D", "E", "F"} == {*rows_of(10)}
     assert (1, 64) == (played().counters.preemptions, played().counters.cached_tokens)
 
@@ -54,6 +66,25 @@ def test_decode_never_stops() -> None:
         still = {held.name for held in following.running}
         assert running & still <= {use.name for use in following.rows}
         assert len(moment.rows) <= played().history.n_rows
+
+
+def test_exercise_shares_as_the_engine_does() -> None:
+    """The solution of 14.1 and the scheduler give the same rows, to the last odd one."""
+    random = Random(5)
+    for _ in range(300):
+        rows = random.choice([4, 8, 16])
+        ahead = [random.choice([0, 0, 1, 3, 40]) for _ in range(random.randint(1, rows))]
+        engine = SimpleNamespace(roster=SimpleNamespace(rows=rows))
+        active: Any = [SimpleNamespace(n_ahead=n) for n in ahead]
+        expected = Scheduler._share_rows(cast("Scheduler", engine), active)
+        n = random.randint(0, len(ahead))
+        assert expected == next_rows(ahead[:n], ahead[n:], rows)
+
+
+def test_full_layers_are_those_that_are_named() -> None:
+    """Layers 0, 4, 8 ... 48 of North."""
+    full = [n for n in range(49) if not NORTH_MINI_CODE.is_sliding(n)]
+    assert [*range(0, 49, 4)] == full
 
 
 @pytest.mark.parametrize("continuous", [False, True])

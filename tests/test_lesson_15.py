@@ -197,7 +197,7 @@ def test_gains_change_with_the_batch() -> None:
 
 def test_two_turns_are_late_each_for_other_rungs() -> None:
     """'The two turns follow each other', 'd to g are late and a to c are not', 'the other way
-    round'; 'rung h hardly notices'; 'both are wrong, in opposite directions'.
+    round'; 'rung h hardly notices'; 'both are wrong, in opposite directions', 'in turn 9 d alone'.
     """
     batch = record.most_disturbed()
     rungs = record.best_rungs(batch)
@@ -213,6 +213,9 @@ def test_two_turns_are_late_each_for_other_rungs() -> None:
     above, below = record.late_ratios(batch, "c", "d")
     assert above > 0.02
     assert below < -0.02
+    assert rungs["d"].samples[8] / rungs["d"].ms == pytest.approx(1.0367, abs=1e-4)
+    others = [r.samples[8] / r.ms for letter, r in rungs.items() if letter != "d"]
+    assert max(others) < 1.01
 
 
 def test_loader_at_the_largest_batch_gains_a_small_part() -> None:

@@ -41,7 +41,7 @@ Results = tuple[tuple[str, str], ...]
 
 BLANK = "Your code here."
 LATER = "not tried after that"
-TRIAL_S = 60.0
+TRIAL_S = 30.0
 """Most seconds of one trial of a Python answer; right ones take a moment, with a plan some."""
 ENDLESS = f"it has not ended after {TRIAL_S:.0f} seconds: a loop whose condition stays true?"
 EMPTY = "so nothing has been written or `return` is missing"

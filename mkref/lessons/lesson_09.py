@@ -6,9 +6,8 @@ what comes of it. Waits for what a task does not read are found, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mkref.lessons.exercise import (
     EMPTY,
@@ -18,20 +17,10 @@ from mkref.lessons.exercise import (
     PythonExercise,
     WrongAnswerError,
 )
-from mkref.lessons.steps import lesson_plan, proved, same_step
-from mkref.measure.rungs import barriers, plain
-from mkref.plan import NO_COUNTER, Op, Plan
-from mkref.plan.build import Counter
-from mkref.plan.effects import READS, WRITES
-
-if TYPE_CHECKING:
-    from mkref.plan.task import Task
+from mkref.lessons.lesson_09_trials import PROPERTIES, Names, producers, unread, with_barriers
 
 __all__ = ["EXERCISES", "counters_of", "producers", "reached", "unread", "with_barriers"]
 
-SIZES = (1, 3, 5)
-"""SMs of the plans that are tried."""
-Names = tuple[str | None, str | None]
 WRAP = 1 << 32
 
 
@@ -86,151 +75,7 @@ def reached(have: int, want: int) -> bool:
     # END SOLUTION
 
 
-# ---- plans
-
-
-def with_barriers(n_sm: int) -> Plan:
-    """A plan of the lessons in the order of the model, with a counter per operation."""
-    return barriers(_in_turn(n_sm))
-
-
-def _in_turn(n_sm: int) -> Plan:
-    """The order of the model, in the form that the verifier asks for."""
-    plan = lesson_plan(n_sm)
-    index = {task.layer: task.index for _, _, task in plan if task.op == Op.GATE_UP}
-    return _each(
-        plain(plan), lambda t: replace(t, index=index[t.layer]) if t.op == Op.GATE_UP else t
-    )
-
-
-def _each(plan: Plan, change: Callable[[Task], Task]) -> Plan:
-    return replace(plan, tasks=tuple(tuple(map(change, tasks)) for tasks in plan.tasks))
-
-
-def producers(op: Op, layer: int) -> set[tuple[Op, int]]:
-    """Operations, with their layers, that write something which a task reads in the same step."""
-    found = set()
-    for read in READS[op]:
-        for source in Op:
-            for write in WRITES[source]:
-                if read.of_step_before or write.buffer != read.buffer:
-                    continue
-                if source == Op.EMBED and layer:
-                    continue
-                found.add((source, layer - 1 if write.layer == "next" else layer))
-    return {(source, at) for source, at in found if at >= 0}
-
-
-def unread(plan: Plan, layer: int) -> Iterator[tuple[Op, Op]]:
-    """Pairs (task, whom it waits for) of a layer in which nothing of the second is read."""
-    makers: dict[int, set[tuple[Op, int]]] = {}
-    for _, _, task in plan:
-        makers.setdefault(task.signal, set()).add((Op(task.op), task.layer))
-    seen = set()
-    for _, _, task in plan:
-        if task.layer != layer or task.wait == NO_COUNTER or task.op in seen:
-            continue
-        seen.add(task.op)
-        for source in sorted(makers.get(task.wait, set())):
-            if source not in producers(Op(task.op), layer):
-                yield Op(task.op), source[0]
-
-
 # ---- 09.1
-
-
-def _names(answer: Answer, op: Op, layer: int) -> Names:
-    given = answer(op.name, layer)
-    where = f"{op.name} of layer {layer}"
-    if given is None and all(answer(other.name, 1) is None for other in Op):
-        raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not isinstance(given, tuple | list) or len(given) != 2:
-        raise WrongAnswerError(
-            f"{where}: it returns {given!r:.60}, and not a pair (wait, signal); no counter is None "
-            "in the pair"
-        )
-    for name in given:
-        if name is not None and (not isinstance(name, str) or not name):
-            raise WrongAnswerError(f"{where}: {name!r:.60} is no name of a counter")
-    return given[0], given[1]
-
-
-def _counted(answer: Answer, n_sm: int) -> Plan:
-    """The plan with the counters of the answer."""
-    plan = _in_turn(n_sm)
-    kinds = dict.fromkeys((Op(t.op), t.layer) for _, _, t in plan)
-    named = {kind: _names(answer, *kind) for kind in kinds}
-    arrivals: dict[str, int] = {}
-    for _, _, task in plan:
-        signal = named[Op(task.op), task.layer][1]
-        if signal is not None:
-            arrivals[signal] = arrivals.get(signal, 0) + 1
-    for (op, layer), (wait, _) in named.items():
-        if wait is not None and wait not in arrivals:
-            raise WrongAnswerError(
-                f"{op.name} of layer {layer} waits for {wait!r}, which nobody signals"
-            )
-        if op == Op.ROUTER and named[op, layer][1] is None:
-            raise WrongAnswerError(
-                f"ROUTER of layer {layer} signals nobody; the helper waits for its counter"
-            )
-    number = {name: i for i, name in enumerate(arrivals)}
-
-    def aim(task: Task) -> Task:
-        wait, signal = named[Op(task.op), task.layer]
-        route = NO_COUNTER
-        if task.route_wait != NO_COUNTER:
-            source = Op.MERGE if task.op == Op.ATTENTION else Op.ROUTER
-            name = named[source, task.layer][1]
-            route = NO_COUNTER if name is None else number[name]
-        counters = list(arrivals.values())
-        return replace(
-            task,
-            wait=NO_COUNTER if wait is None else number[wait],
-            wait_count=0 if wait is None else arrivals[wait],
-            route_wait=route,
-            route_count=0 if route == NO_COUNTER else counters[route],
-            signal=NO_COUNTER if signal is None else number[signal],
-        )
-
-    counters = tuple(Counter(name, target) for name, target in arrivals.items())
-    return replace(_each(plan, aim), counters=counters)
-
-
-def _pairs(answer: Answer) -> None:
-    for op in Op:
-        _names(answer, op, 0 if op == Op.EMBED else 3)
-    _counted(answer, 3)
-
-
-def _proved(answer: Answer) -> None:
-    for n_sm in SIZES:
-        proved(_counted(answer, n_sm))
-
-
-def _same_bits(answer: Answer) -> None:
-    for n_sm in SIZES[1:]:
-        same_step(_counted(answer, n_sm), orders=(1, 2), rows=2)
-
-
-def _nothing_unread(answer: Answer) -> None:
-    plan = _counted(answer, 3)
-    for layer in range(plan.config.num_hidden_layers + 1):
-        for op, source in unread(plan, layer):
-            raise WrongAnswerError(
-                f"{op.name} of layer {layer} waits for {source.name}, and reads nothing of it"
-            )
-
-
-def _nobody_idle(answer: Answer) -> None:
-    plan = _counted(answer, 3)
-    waited = {c for _, _, t in plan for c in (t.wait, t.route_wait)}
-    for _, _, task in plan:
-        if task.signal != NO_COUNTER and task.signal not in waited:
-            name = plan.counters[task.signal].name
-            raise WrongAnswerError(
-                f"{Op(task.op).name} of layer {task.layer} signals {name!r}, for which nobody waits"
-            )
 
 
 def _but(**other: Names) -> Answer:
@@ -258,6 +103,17 @@ def _in_order(op: str, layer: int) -> Names:
     return before, f"x{layer + 1}" if op == "DOWN" else f"{op}{layer}"
 
 
+def _behind_router(op: str, layer: int) -> Names:
+    """QKV waits for ROUTER where there is one, as with barriers."""
+    own = counters_of(op, layer)
+    return (f"router{layer}", own[1]) if op == "QKV" and layer else own
+
+
+def _head_behind_h(op: str, layer: int) -> Names:
+    """HEAD waits for the last GATE_UP."""
+    return (f"h{layer - 1}", f"head{layer}") if op == "HEAD" else counters_of(op, layer)
+
+
 def _one_layer(op: str, layer: int) -> Names:
     """Names without a layer: all layers share their counters."""
     wait, signal = counters_of(op, layer)
@@ -267,13 +123,7 @@ def _one_layer(op: str, layer: int) -> Names:
 _COUNTERS = PythonExercise(
     id="09.1",
     solution=counters_of,
-    properties=(
-        Property("every wait is for a counter that somebody signals", _pairs),
-        Property("the verifier proves the plans for 1, 3 and 5 SMs", _proved),
-        Property("a step has the same bits in other orders", _same_bits),
-        Property("no task waits for what it does not read", _nothing_unread),
-        Property("nobody signals what nobody waits for", _nobody_idle),
-    ),
+    properties=PROPERTIES,
     mistakes=(
         Mistake(
             _in_order,
@@ -304,6 +154,28 @@ _COUNTERS = PythonExercise(
             _but(O_PROJ=("merge{}", "o{}")),
             "right, and with arrivals for nothing: DOWN adds to the rows of O_PROJ, but both are "
             "done by the same threads of the same SM.",
+        ),
+        Mistake(
+            _but(O_PROJ=("merge{}", "h{}")),
+            "right, and dearer: each O_PROJ pays a release, and DOWN waits for the O_PROJ of all "
+            "SMs. Whose rows does DOWN add to?",
+        ),
+        Mistake(
+            _but(EMBED=("tokens", "x0"), SAMPLE=("head{}", "tokens")),
+            "EMBED reads the tokens of the step *before*, and the SAMPLE of its own SM has found "
+            "them. A wait is for tasks of the same step, and here SAMPLE is its end.",
+        ),
+        Mistake(
+            _head_behind_h,
+            "h is not yet added to x. Who makes the x that HEAD reads, in the last layer?",
+        ),
+        Mistake(
+            _behind_router,
+            "QKV stands behind ROUTER in the list, but both begin with the same x.",
+        ),
+        Mistake(
+            _but(QKV=("router{}", "qkv{}")),
+            "layer 0 has no ROUTER to wait for; and does QKV read logits in any layer?",
         ),
         Mistake(
             _but(O_PROJ=("attention{}", None)),
@@ -351,7 +223,7 @@ def _around(want: int, steps: Sequence[int]) -> Callable[[Answer], None]:
     return trial
 
 
-NEAR = (-5000, -132, -1, 0, 1, 132, 5000)
+NEAR = (0, 1, 132, 5000, -1, -132, -5000)
 EDGE = 1 << 31
 
 _REACHED = PythonExercise(
@@ -361,6 +233,7 @@ _REACHED = PythonExercise(
         Property("small numbers", _around(1000, (-1000, -1, 0, 1, 132))),
         Property("the counter may be further than asked", _around(10**9, NEAR)),
         Property("where the sign changes", _around(EDGE + 7, NEAR)),
+        Property("want is the smallest number", _around(EDGE, NEAR)),
         Property("want is the last number before", _around(EDGE - 1, NEAR)),
         Property("where 32 bits are over", _around(WRAP + 9, NEAR)),
         Property("after many rounds", _around(5 * WRAP + EDGE - 66, NEAR)),
@@ -387,6 +260,24 @@ _REACHED = PythonExercise(
         Mistake(
             lambda have, want: (want - have) % WRAP < EDGE,
             "this says when the counter has *not* passed `want`: take the other difference.",
+        ),
+        Mistake(
+            lambda have, want: (have - want) % WRAP >= 0,
+            "this is True for everything: after `%` the difference is never negative. Which half "
+            "of the circle counts as ahead?",
+        ),
+        Mistake(
+            lambda have, want: 0 < (have - want) % WRAP < EDGE,
+            "a counter that shows `want` itself has got there: all arrivals asked for are in it.",
+        ),
+        Mistake(
+            lambda have, want: have >= want or want - have > EDGE,
+            "right where `have` has wrapped and `want` has not. And the other way round, when "
+            "`want` has wrapped and `have` is still large?",
+        ),
+        Mistake(
+            lambda have, want: (have - want) % (WRAP - 1) < EDGE,
+            "the circle has 2^32 places, 0 to 2^32 - 1, and `%` takes the number of places.",
         ),
     ),
     then="Now look at `reached` in cuda/megakernel.cu: why is its difference unsigned?",

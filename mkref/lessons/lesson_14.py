@@ -153,6 +153,11 @@ _HELD = PythonExercise(
             "rounded up, a page is given back of which the window still sees a part.",
         ),
         Mistake(
+            lambda p, n, w, s: ((p - w + 1) // s if w else 0, (p + n - 1) // s + 1),
+            "near its beginning a sequence is shorter than the window. Nothing lies before "
+            "position 0, and no page has a negative number.",
+        ),
+        Mistake(
             lambda p, n, w, s: (max(0, p - w + 1) // s, (p + n - 1) // s + 1),
             "window 0 means all tokens: a full layer gives nothing back.",
         ),
@@ -170,6 +175,35 @@ def _used_as_cached(
 ) -> tuple[list[int], list[int]]:
     free, _ = let_go(pages, refs, published)
     return free, [page for page in reversed(pages) if page in published]
+
+
+def _uncounted(kept: Callable[[int, bool], bool]) -> Answer:
+    """Right lists; the count of a page stays if `kept` of (count, is it published?)."""
+
+    def answer(
+        pages: Sequence[int], refs: list[int], published: set[int]
+    ) -> tuple[list[int], list[int]]:
+        before = [*refs]
+        found = let_go(pages, refs, published)
+        for page in pages:
+            if kept(before[page], page in published):
+                refs[page] = before[page]
+        return found
+
+    return answer
+
+
+def _emptied(everything: bool) -> Answer:
+    """The index loses pages on the way."""
+
+    def answer(
+        pages: Sequence[int], refs: list[int], published: set[int]
+    ) -> tuple[list[int], list[int]]:
+        free, cached = let_go(pages, refs, published)
+        published.difference_update([*published] if everything else cached)
+        return free, cached
+
+    return answer
 
 
 _LET_GO = PythonExercise(
@@ -215,6 +249,34 @@ _LET_GO = PythonExercise(
                 [p for p in pages if refs[p] == 1], refs, published
             ),
             "a shared page has one user less now. If its count stays, it is never free again.",
+        ),
+        Mistake(
+            lambda pages, refs, published: let_go(pages, refs, published)[::-1],
+            "the two lists have changed places: free pages are the first, cached ones the second.",
+        ),
+        Mistake(
+            _uncounted(lambda count, known: count == 1 and known),
+            "a cached page has no user, so its count is 0. Who finds it again adds one.",
+        ),
+        Mistake(
+            _uncounted(lambda count, known: known),
+            "published pages keep their counts. Being known to the index is no use: this sequence "
+            "has let go of them like of all others.",
+        ),
+        Mistake(
+            _uncounted(lambda count, known: count == 1),
+            "the last user counts, too: a count of 1 becomes 0 before anybody asks where the page "
+            "goes.",
+        ),
+        Mistake(
+            _emptied(everything=True),
+            "`published` is emptied, so no cache of anybody is found again. It belongs to the "
+            "index: only read it.",
+        ),
+        Mistake(
+            _emptied(everything=False),
+            "the index forgets what has just become a cache, so nobody can find it. A page leaves "
+            "`published` when it is given up, and not before.",
         ),
     ),
     then="Now: what must `open` do with a page that it finds among the cached ones?",

@@ -1,4 +1,4 @@
-"""Exercise 14.1: the rows of a step, judged by what must hold and not by one right list.
+"""Exercise 14.1: the rows of a step, judged by what must hold, so that a report says what does not.
 
 It is `Scheduler._share_rows` with admission, in small. What it does not do: the other exercises of
 the lesson (`mkref.lessons.lesson_14`).
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 from mkref.lessons.exercise import (
     EMPTY,
@@ -45,15 +46,15 @@ def next_rows(running: Sequence[int], waiting: Sequence[int], rows: int) -> list
     # END SOLUTION
 
 
-def _rows_of(answer: Answer, running: list[int], waiting: list[int]) -> list[int]:
+def _rows_of(answer: Answer, running: list[int], waiting: list[int], rows: int = ROWS) -> list[int]:
     """The answer for one step, after everything that must hold has been looked at."""
-    given = answer([*running], [*waiting], ROWS)
+    given = answer([*running], [*waiting], rows)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     if not isinstance(given, list | tuple) or not all(type(n) is int for n in given):
         raise WrongAnswerError(f"it returns {given!r:.60}, and not a list of whole numbers")
     ahead, counts = [*running, *waiting], [*given]
-    where = f"running {running}, waiting {waiting}: {counts}"
+    where = f"running {running}, waiting {waiting}{_of(rows)}: {counts}"
     if len(counts) > len(ahead):
         raise WrongAnswerError(f"{where} has rows for {len(counts)} of {len(ahead)} requests")
     counts_of_running = [*counts, *[0] * len(running)][: len(running)]
@@ -63,26 +64,30 @@ def _rows_of(answer: Answer, running: list[int], waiting: list[int]) -> list[int
             raise WrongAnswerError(f"{where}: request {number} {does}, and it stands still")
     if any(n < 1 for n in counts):
         raise WrongAnswerError(f"{where}: somebody begins with no row")
-    if sum(counts) > ROWS:
-        raise WrongAnswerError(f"{where} are {sum(counts)} rows, a step has {ROWS}")
+    if sum(counts) > rows:
+        raise WrongAnswerError(f"{where} are {sum(counts)} rows, the step has {rows}")
     for number, (n, count) in enumerate(zip(ahead, counts, strict=False)):
         if count > n + 1:
             raise WrongAnswerError(
                 f"{where}: request {number} has {n + 1} tokens to feed and gets {count} rows"
             )
-    if len(counts) < min(ROWS, len(ahead)):
+    if len(counts) < min(rows, len(ahead)):
         raise WrongAnswerError(
             f"{where}: {len(ahead) - len(counts)} wait, though not every row has a request yet"
         )
-    _well_used(where, ahead, counts)
+    _well_used(where, ahead, counts, rows)
     return counts
 
 
-def _well_used(where: str, ahead: list[int], counts: list[int]) -> None:
+def _of(rows: int) -> str:
+    return "" if rows == ROWS else f", {rows} rows"
+
+
+def _well_used(where: str, ahead: list[int], counts: list[int], rows: int) -> None:
     hungry = [i for i, count in enumerate(counts) if count <= ahead[i]]
-    if sum(counts) < ROWS and hungry:
+    if sum(counts) < rows and hungry:
         raise WrongAnswerError(
-            f"{where}: {ROWS - sum(counts)} rows are idle, and request {hungry[0]} has tokens left"
+            f"{where}: {rows - sum(counts)} rows are idle, and request {hungry[0]} has tokens left"
         )
     for i in hungry:
         if counts[i] + 1 < max(counts):
@@ -90,12 +95,18 @@ def _well_used(where: str, ahead: list[int], counts: list[int]) -> None:
                 f"{where}: request {i} has tokens left and gets {counts[i]}, another "
                 f"{max(counts)}: not in turns"
             )
+        if counts[i] < max(counts[i:]):
+            later = i + counts[i:].index(max(counts[i:]))
+            raise WrongAnswerError(
+                f"{where}: request {i} has tokens left, and request {later}, which came later, "
+                "gets a row more"
+            )
 
 
-def _one_step(*steps: tuple[list[int], list[int]]) -> Callable[[Answer], None]:
+def _one_step(*steps: tuple[list[int], list[int]], rows: int = ROWS) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
         for running, waiting in steps:
-            _rows_of(answer, running, waiting)
+            _rows_of(answer, running, waiting, rows)
 
     return trial
 
@@ -163,6 +174,18 @@ def _no_end(running: list[int], waiting: list[int], rows: int) -> list[int]:
     return next_rows([n and 99 for n in ahead], [], rows)
 
 
+def _turns(first: Callable[[int, int, bool], Any]) -> Answer:
+    """Turns in an order of their own: by `first` of (place, tokens ahead, does it begin?)."""
+
+    def answer(running: list[int], waiting: list[int], rows: int) -> list[int]:
+        ahead = [*running, *waiting][:rows]
+        places = sorted(range(len(ahead)), key=lambda i: first(i, ahead[i], i >= len(running)))
+        counts = next_rows([ahead[i] for i in places], [], rows)
+        return [counts[places.index(i)] for i in range(len(ahead))]
+
+    return answer
+
+
 SHARE = PythonExercise(
     id="14.1",
     solution=next_rows,
@@ -173,6 +196,16 @@ SHARE = PythonExercise(
         Property("two prompts in turns", _one_step(([30, 0, 30], []), ([0, 7, 5], []))),
         Property("a prompt that ends in this step", _one_step(([0, 2], []), ([3, 0, 1], []))),
         Property("those who wait begin", _one_step(([0, 20], [6, 3]), ([], [40, 40, 2]))),
+        Property(
+            "they begin in order",
+            _one_step(([], [9, 1, 9]), ([], [9, 1]), ([], [1, 9]), ([0, 3], [1, 9])),
+        ),
+        Property(
+            "turns begin with the eldest",
+            _one_step(([0, 5, 30], []), ([30, 5, 0], []), ([0, 20, 20], [20])),
+        ),
+        Property("a step of 4 rows", _one_step(([0, 9], [3]), ([0], [5] * 5), rows=4)),
+        Property("a step of 16 rows", _one_step(([0, 40, 40], [2]), rows=16)),
         Property("sixty requests that come at random", _history),
     ),
     mistakes=(
@@ -210,6 +243,35 @@ SHARE = PythonExercise(
             _no_end,
             "a prompt can end within the step. How many tokens has a request with n ahead?",
         ),
+        Mistake(
+            lambda running, waiting, rows: next_rows(running, waiting[::-1], rows),
+            "the line is served from its end, so who has waited longest waits on. The first number "
+            "of `waiting` came first.",
+        ),
+        Mistake(
+            lambda running, waiting, rows: next_rows(running, sorted(waiting), rows),
+            "the shortest prompt begins first, so a long one can wait for ever. `waiting` is in "
+            "order already.",
+        ),
+        Mistake(
+            _turns(lambda place, n, begins: -place),
+            "the turns begin with the youngest. Who came first is first in every round.",
+        ),
+        Mistake(
+            _turns(lambda place, n, begins: (not begins, place)),
+            "those who begin get their turns before those who run. Everybody in the step came in "
+            "one order, and takes turns in it.",
+        ),
+        Mistake(
+            _turns(lambda place, n, begins: -n),
+            "the longest prompt is first in every round. Turns go by order of arrival, whatever "
+            "there is to feed.",
+        ),
+        Mistake(
+            lambda running, waiting, rows: next_rows(running, waiting, ROWS),
+            "it is right for steps of 8 rows only. How many there are is the third argument.",
+        ),
     ),
-    then="Now read `Scheduler._share_rows` again: where does it say that a prompt may end?",
+    then="Further down is the engine's own, `Scheduler._share_rows`. Where does it say that a "
+    "prompt may end?",
 )

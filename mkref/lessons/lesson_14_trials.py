@@ -18,12 +18,15 @@ N_PAGES = 16
 
 def _called(answer: Answer, pages: list[int], refs: list[int], published: set[int]) -> Any:
     """Both lists, of page numbers each."""
-    given = answer([*pages], refs, {*published})
+    index = {*published}
+    given = answer([*pages], refs, index)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     good = isinstance(given, list | tuple) and len(given) == 2
     if not good or not all(isinstance(part, list | tuple) for part in given):
         raise WrongAnswerError(f"it returns {given!r:.60}, and not two lists")
+    if index != published:
+        raise WrongAnswerError(f"`published` was {sorted(published)}, and is {sorted(index)} now")
     return [*given[0]], [*given[1]]
 
 
@@ -51,6 +54,7 @@ def let_go_trials(solution: Answer) -> tuple[Property, ...]:
         Property("the end of a prefix is given up first", ends([3, 0, 2], [1, 0, 1, 1], {0, 2, 3})),
         Property("a shared page stays in use", ends([0, 1], [3, 1], {0})),
         Property("all pages are shared", ends([1, 0], [2, 2], {0, 1})),
+        Property("the index is left as it is", ends([2, 1], [0, 1, 1], {0, 1, 2})),
         Property("random sessions: no page is lost, none has two lives", _sessions),
     )
 

@@ -81,7 +81,9 @@ def _in_turns(
 
 
 def _text(pair: tuple[float, float]) -> str:
-    return " to ".join(f"{x:.5g}" if isfinite(x) else "infinity" for x in pair)
+    return " to ".join(
+        f"{x:.5g}" if isfinite(x) else f"{'minus ' if x < 0 else ''}infinity" for x in pair
+    )
 
 
 def _between(where: str, a: list[float], b: list[float]) -> Callable[[Answer], None]:
@@ -121,6 +123,23 @@ def _normal(a: Series, b: Series) -> tuple[float, float]:
     ratios = _ratios(a, b)
     half = 1.96 * stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else 0.0
     return mean(ratios) - half, mean(ratios) + half
+
+
+def _one_chance(a: Series, b: Series) -> tuple[float, float]:
+    """The last chance alone is held against 5 %, and not the sum."""
+    ratios, n = _ratios(a, b), len(a)
+    k = next(k for k in range(n + 1) if 2 * comb(n, k) / 2**n > 0.05)
+    return (ratios[k - 1], ratios[n - k]) if k else (0.0, inf)
+
+
+def _one_too_few(a: Series, b: Series) -> tuple[float, float]:
+    """One ratio nearer to the ends than allowed, where there is one."""
+    ratios = _ratios(a, b)
+    if len(ratios) < 6:
+        return 0.0, inf
+    right = _ends(ratios)
+    at = max(ratios.index(right[0]) - 1, 0)
+    return ratios[at], ratios[len(ratios) - 1 - at]
 
 
 _OUTLIER = _in_turns(16, 0.99, seed=3)
@@ -184,6 +203,25 @@ _INTERVAL = PythonExercise(
             "one ratio too many is left out at each end. While the chance of missing is still "
             "allowed, the k-th ratio from the end may stand; the next one may not.",
         ),
+        Mistake(
+            _one_too_few,
+            "one ratio too few is left out at each end. Ten turns: the sums are 0.2 %, 2.1 % and "
+            "11 %; two of them are allowed, so the second ratio from each end stands.",
+        ),
+        Mistake(
+            _one_chance,
+            "only the last chance is held against 5 %. The chances of all ratios that were left "
+            "out before it count as well: add them up.",
+        ),
+        Mistake(
+            lambda a, b: _normal(a, b) if len(a) > 5 else (0.0, inf),
+            "a bell curve, for enough turns at least; but one disturbed turn moves its middle and "
+            "its width. Take two of the sorted ratios themselves.",
+        ),
+        Mistake(
+            lambda a, b: _ends(_ratios(a, b)) if len(a) > 5 else (-inf, inf),
+            "a ratio of two times is never below 0: with too few turns low is 0.",
+        ),
     ),
     then="Now the ladder, with this function. Which of its gains will still be there?",
 )
@@ -211,20 +249,29 @@ def step_like(
     )
 
 
+def _alike(rows: int, context: int) -> SimpleNamespace:
+    """A step whose rows are equally long, as those of the record are."""
+    step = step_like(rows, context)
+    return SimpleNamespace(**{**vars(step), "kv": [max(step.kv)] * rows})
+
+
 _SMALL = SimpleNamespace(
     always=1000, expert=50, chosen=[[[0, 1], [1, 2]], [[3, 0], [0, 3]], [[5, 6], [7, 2]]],
     n_experts=16, kv=[300, 40],
 )  # fmt: skip
 _SAMPLES = (
-    (_SMALL, 2e-3, 1.0),
+    (_SMALL, 1e-3, 2.0),
     (step_like(1, 8192), 1.8, 4814.0),
     (step_like(4, 3000), 4.5, 4814.0),
     (step_like(8, 65536, seed=1), 12.0, 3350.0),
+    (_alike(2, 8192), 2.7, 4814.0),
+    (_SMALL, 5e-4, 2.0),
 )
 
 
-def _bytes(step: Any, hit: float, kv: int | None = None) -> float:
-    return float(step.always + hit * step.expert + (sum(step.kv) if kv is None else kv))
+def _bytes(step: Any, hit: float, kv: int | None = None, always: int = 1) -> float:
+    """With the weights that every step reads so many times."""
+    return float(always * step.always + hit * step.expert + (sum(step.kv) if kv is None else kv))
 
 
 def _hit(step: Any) -> int:
@@ -262,6 +309,8 @@ _SHARE = PythonExercise(
         Property("one row", _shares("one row of 8,192 tokens", _SAMPLES[1])),
         Property("rows of several lengths", _shares("four rows", _SAMPLES[2])),
         Property("another memory", _shares("eight rows, 3,350 GB/s", _SAMPLES[3])),
+        Property("rows of equal length", _shares("two rows of 8,192 tokens", _SAMPLES[4])),
+        Property("a time too short to be true", _shares("the small step in half", _SAMPLES[5])),
     ),
     mistakes=(
         Mistake(
@@ -295,11 +344,41 @@ _SHARE = PythonExercise(
         ),
         Mistake(
             lambda s, t, g: 1 / _share(_bytes(s, _hit(s)), t, g),
-            "upside down: the bound is the shorter of the two times, so a share is below 1.",
+            "upside down: the bound is the shorter of the two times, so a share is below 1 "
+            "unless a number is wrong.",
         ),
         Mistake(
             lambda s, t, g: _share(_bytes(s, _hit(s)), t, g) / 1e3,
             "a factor of 1,000 is lost: ms is in milliseconds, GB/s is per second.",
+        ),
+        Mistake(
+            lambda s, t, g: min(1.0, _share(_bytes(s, _hit(s)), t, g)),
+            "a share above 1 is cut off. It tells that a number is wrong: let it be seen.",
+        ),
+        Mistake(
+            lambda s, t, g: _share(_bytes(s, _hit(s), sum(set(s.kv))), t, g),
+            "two rows of equal length are counted once. Their keys and values are not the same: "
+            "add up the list, without a set.",
+        ),
+        Mistake(
+            lambda s, t, g: _share(_bytes(s, _hit(s), max(s.kv)), t, g),
+            "only the longest row's keys and values are counted. All rows' are read: add them up.",
+        ),
+        Mistake(
+            lambda s, t, g: _share(_bytes(s, _hit(s), None, 0), t, g),
+            "`step.always` is missing: the weights that every step reads.",
+        ),
+        Mistake(
+            lambda s, t, g: _share(_bytes(s, _hit(s), None, len(s.kv)), t, g),
+            "`step.always` is counted once per row. A step reads it once, for all rows together.",
+        ),
+        Mistake(
+            lambda s, t, g: 100 * _share(_bytes(s, _hit(s)), t, g),
+            "that is in percent. A fraction is asked for: 0.5 for a half.",
+        ),
+        Mistake(
+            lambda s, t, g: _share(_bytes(s, _hit(s)), t, 1.0),
+            "`gb_per_s` is not divided by: bytes over bandwidth is the time of the bound.",
         ),
     ),
     samples=_SAMPLES,

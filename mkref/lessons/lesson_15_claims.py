@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -85,11 +85,17 @@ def _rungs(*rungs: tuple[str, float], n: int = 12, seed: int = 0) -> Rungs:
 _LADDER = _rungs(("", 4.0), ("g", 3.0), ("gp", 2.7), ("k", 3.2), ("kc", 3.195), ("kcol", 2.0))
 _TWICE = _rungs(("", 5.0), ("t", 3.0), ("p", 4.5), ("tp", 2.9), ("ptx", 3.1), seed=1)
 _SHORT = _rungs(("", 5.0), ("t", 4.0), n=4)
+_MIXED = _rungs(("", 5.0), ("t", 4.0), ("p", 4.0), ("tp", 4.2))
+_LEAST_FIRST = _rungs(("", 5.0), ("t", 4.6), ("p", 4.5), ("tp", 3.0))
+_TURNED = _LADDER[::-1]
 _CLAIMS = tuple(
     (ladder, idea, interval)
-    for ladder, ideas in ((_LADDER, "gpkcol"), (_TWICE, "tpx"), (_SHORT, "t"))
+    for ladder, ideas in (
+        (_LADDER, "gpkcol"), (_TWICE, "tpx"), (_SHORT, "t"), (_MIXED, "t"), (_LEAST_FIRST, "tp"),
+        (_TURNED, "gp"),
+    )
     for idea in ideas
-)
+)  # fmt: skip
 
 
 def _claims(*numbers: int) -> Callable[[Answer], None]:
@@ -114,6 +120,38 @@ def _pairs(rungs: Rungs, idea: str) -> list[tuple[Series, Series]]:
         for others, after in rungs
         if idea in others and others - {idea} == ideas
     ]
+
+
+def _gains(rungs: Rungs, idea: str, interval: Interval) -> list[float]:
+    """The least gain of each pair, in percent, or less than 0."""
+    return [100 * (1 - interval(a, b)[1]) for a, b in _pairs(rungs, idea)]
+
+
+def _loose(
+    rungs: Rungs,
+    idea: str,
+    interval: Interval,
+    fits: Callable[[frozenset[str], frozenset[str]], bool],
+) -> float:
+    """The least over pairs without and with the idea whose two sets fit together."""
+    found = [
+        100 * (1 - interval(before, after)[1])
+        for ideas, before in rungs
+        for others, after in rungs
+        if idea in others and idea not in ideas and fits(ideas, others)
+    ]
+    return max(0.0, min(found, default=0.0))
+
+
+def _later(rungs: Rungs, idea: str, interval: Interval) -> float:
+    """Only pairs whose rung with the idea stands behind the one without."""
+    found = [
+        100 * (1 - interval(before, after)[1])
+        for at, (ideas, before) in enumerate(rungs)
+        for others, after in rungs[at + 1 :]
+        if idea in others and others - {idea} == ideas
+    ]
+    return max(0.0, min(found, default=0.0))
 
 
 def _first_with(rungs: Rungs, idea: str) -> int:
@@ -152,6 +190,9 @@ _CLAIM = PythonExercise(
         Property("an idea with and without another", _claims(6, 7)),
         Property("an idea that makes it slower", _claims(8)),
         Property("four turns", _claims(9)),
+        Property("it gains in one pair and loses in the other", _claims(10)),
+        Property("the least pair stands first", _claims(11, 12)),
+        Property("the list turned round", _claims(13, 14)),
     ),
     mistakes=(
         Mistake(
@@ -204,6 +245,54 @@ _CLAIM = PythonExercise(
             ),
             "that is how much longer the step was without the idea. How much shorter it became is "
             "a part of the old time.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: max(
+                0.0,
+                min((100 * (1 - interval(b, a)[1]) for a, b in _pairs(rungs, idea)), default=0.0),
+            ),
+            "`interval(a, b)` is of b / a, so the rung without the idea goes first. The other way "
+            "round a gain looks like a loss.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: min(
+                (gain for gain in _gains(rungs, idea, interval) if gain > 0), default=0.0
+            ),
+            "a pair that loses is dropped. With it the claim does not hold for all pairs: 0.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: max([0.0, *_gains(rungs, idea, interval)[-1:]]),
+            "the last of several pairs. A claim must hold for every pair, wherever it stands.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: max([0.0, *_gains(rungs, idea, interval)[:1]]),
+            "the first of several pairs. The next one may gain less, or nothing.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: max(0.0, mean(_gains(rungs, idea, interval) or [0.0])),
+            "the mean of several pairs. It does not hold for the pair that gains less.",
+        ),
+        Mistake(
+            _later,
+            "the rung with the idea may stand in front, too: order in the list does not matter.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: _loose(rungs, idea, interval, frozenset.issubset),
+            "one set within the other may still be two ideas smaller. Take the idea out of the "
+            "larger one: what is left must equal the smaller one.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: _loose(
+                rungs, idea, interval, lambda ideas, others: others - ideas == {idea}
+            ),
+            "the rung without the idea may have another one instead, which a difference of sets "
+            "does not show. Nothing may differ in either direction.",
+        ),
+        Mistake(
+            lambda rungs, idea, interval: max(
+                0.0, min(_gains(rungs, idea, interval), default=0.0) / 100
+            ),
+            "that is a fraction. Percent are asked for: 5 for a twentieth.",
         ),
     ),
     samples=_CLAIMS,

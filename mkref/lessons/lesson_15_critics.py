@@ -147,8 +147,8 @@ def _upkeep() -> tuple[str, str]:
     one, ops = _lines("megakernel.cu"), _lines("ops/*.cu", "ops/*.h")
     return (
         (
-            f"{one:,} lines in one file against {ops:,} of ordinary kernels that compute the same "
-            "[derived]; one geometry and one GPU were measured"
+            f"{one:,} lines in one file, empty ones not counted, against {ops:,} of ordinary "
+            "kernels that compute the same [derived]; one geometry and one GPU were measured"
         ),
         "right",
     )
@@ -156,14 +156,15 @@ def _upkeep() -> tuple[str, str]:
 
 def _numerics() -> tuple[str, str]:
     rungs = [rung for batch in batches() for rung in ladder(batch)]
-    same = sum(rung.same_tokens for rung in rungs)
+    same, ways = sum(rung.same_tokens for rung in rungs), len({rung.name for rung in rungs})
     row = bench_record("h200/full_geometry.json")["rows"][0]
     kernel, bf16 = (
         row[name]["relative_error"] for name in ("kernel_vs_float32", "bf16_vs_float32")
     )
     return (
         (
-            f"{same} of {len(rungs)} rungs made the tokens of the last one; error of the logits "
+            f"{same} of {len(rungs)} runs ({ways} rungs, with all groupings of launches, at "
+            f"{len(batches())} batches) made the tokens of the last rung; error of the logits "
             f"{kernel:.2f}, of PyTorch in bfloat16 {bf16:.2f} [measured]"
         ),
         "a fair demand, met here",

@@ -28,7 +28,7 @@ from mkref.lessons.recorded import bench_record
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 from mkref.widgets.palette import GRID, OUTLINE, style_of
-from mkref.widgets.svg import Svg
+from mkref.widgets.svg import Svg, rect_path
 
 __all__ = ["baselines", "errors", "gains", "path_parts", "shares", "start", "turns", "waterfall"]
 
@@ -113,8 +113,8 @@ def turns(batch: int) -> Figure:
         said.append(f"turn {turn + 1} of {', '.join(who) or 'none'}")
     sentence = (
         f"Turns of each rung, percent from its median, batch {batch}, {ladder_source()} "
-        f"[measured]: {len(off[0])} turns each; late by more than {LATE:g} % are "
-        f"{' and '.join(said)}."
+        f"[measured]: {len(off[0])} turns each; of the two marked, late by more than {LATE:g} % "
+        f"are {' and '.join(said)}."
     )
     names = " and ".join(f"{turn + 1}" for turn in marked)
     chart = strip_chart(
@@ -153,10 +153,13 @@ def start(batch: int = 1, part: int = 8) -> Figure:
         svg.text(left - 8, y(value) + 4, f"{value:.2f}", anchor="end")
     for begin, value in ((0, first), (part, second)):
         svg.rect(left + begin * across, y(value) - 1, part * across, 3, "#D55E00")
-    for step, value in enumerate(ms):
-        x, inside = left + (step + 0.5) * across, min(value, high)
-        fill = "#56B4E9" if value <= high else "#D55E00"
-        svg.rect(x - 3, y(inside) - 3, 6, 6, fill, stroke=OUTLINE)
+    squares = [
+        rect_path(left + (step + 0.5) * across - 3, y(min(value, high)) - 3, 6, 6)
+        for step, value in enumerate(ms)
+    ]
+    near = (square for step, square in enumerate(squares) if step not in far)
+    svg.path("".join(near), "#56B4E9", stroke=OUTLINE)
+    svg.path("".join(squares[step] for step in far), "#D55E00", stroke=OUTLINE)
     if far:
         svg.text(left + (far[-1] + 3) * across, y(high) - 6, f"beyond the scale: {beyond}")
     for x, anchor, which, value in ((left, "start", "first", first), (0, "end", "next", second)):
