@@ -73,8 +73,8 @@ def test_back_fill_hides_hand_overs() -> None:
                  hand_over_us=2.0)
         for way in ("queue", "back-fill")
     )  # fmt: skip
-    assert filled.end_us < plain.end_us - 3.0
-    assert filled.used > plain.used + 0.08
+    assert filled.end_us < plain.end_us - 1.5
+    assert filled.used > plain.used + 0.04
 
 
 @EACH_SCENE

@@ -12,11 +12,11 @@ from typing import Any
 from mkref.lessons.exercise import (
     EMPTY,
     Answer,
-    Mistake,
     Property,
     PythonExercise,
     WrongAnswerError,
 )
+from mkref.lessons.lesson_10_mistakes import BACK_FILL, BESIDE
 from mkref.lessons.steps import lesson_plan, proved, same_step
 from mkref.measure.rungs import ORDER
 from mkref.plan import Op, Plan
@@ -27,9 +27,22 @@ __all__ = ["EXERCISES", "back_fill", "beside", "model_order"]
 
 ALWAYS = (Op.EMBED, Op.HEAD, Op.SAMPLE)
 """Tasks that lie before and after all layers and stay where they are."""
-CASES = ((328, 0, 132), (768, 328, 132), (96, 24, 7), (40, 13, 8), (33, 100, 32), (9, 2, 9))
-"""Granules, granules of the other operation, slots: never fewer granules than slots."""
-FEW = ((1, 4, 8), (3, 5, 8), (1, 7, 4), (0, 3, 2), (130, 328, 132))
+CASES = (
+    *((328, 0, 132), (768, 328, 132), (96, 24, 7), (40, 13, 8), (33, 100, 32), (9, 2, 9)),
+    (768, 5, 132),
+)
+"""Granules, granules of the other operation, slots: never fewer granules than slots.
+
+In the last one few are the *other's*, which is no reason for a plain share.
+"""
+FEW = ((1, 4, 8), (3, 5, 8), (1, 7, 4), (0, 3, 2), (130, 328, 132), (7, 5, 8))
+"""The last one has just one granule too few."""
+NEEDS = (
+    *(("QKV", "ATTENTION"), ("ATTENTION", "MERGE"), ("MERGE", "O_PROJ"), ("O_PROJ", "DOWN")),
+    *(("ROUTER", "GATE_UP.0"), ("ROUTER", "GATE_UP.1")),
+    *(("GATE_UP.0", "DOWN"), ("GATE_UP.1", "DOWN")),
+)
+"""What must stand before what in the list of one SM."""
 
 
 def beside(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
@@ -145,25 +158,6 @@ def _kernel(answer: Answer) -> None:
                 )
 
 
-def _rounded_up(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
-    each = -(-total // n_slots)
-    return min(total, slot * each), min(total, (slot + 1) * each)
-
-
-def _no_case(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
-    begin, end = ((total + other) * s // n_slots - other * s // n_slots for s in (slot, slot + 1))
-    return begin, end
-
-
-def _of_both(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
-    return share(total + other, n_slots, slot)
-
-
-def _backwards(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
-    begin, end = share(total, n_slots, n_slots - 1 - slot)
-    return total - end, total - begin
-
-
 def model_order(tasks: Sequence[Task], layer: int) -> dict[str, Task]:
     """The tasks of one layer in one list, by the names that the exercise uses, in this order."""
     mine = [task for task in tasks if task.layer == layer and task.op not in ALWAYS]
@@ -196,9 +190,11 @@ def _names(given: Any, right: list[str]) -> list[str]:
         raise WrongAnswerError(f"it returns {given!r}, which is not a list of names")
     missing = [name for name in right if name not in given]
     more = [name for name in given if name not in right]
-    if missing or more or len(given) != len(right):
-        said = f"{', '.join(missing) or 'nothing'} is missing, {len(given) - len(right)} more"
-        raise WrongAnswerError(f"of {len(right)} names it returns {len(given)}: {said}")
+    twice = [name for name in right if given.count(name) > 1]
+    wrong = (("missing", missing), ("not among them", more), ("there more than once", twice))
+    if any(found for _, found in wrong):
+        said = "; ".join(f"{what}: {', '.join(map(str, found))}" for what, found in wrong if found)
+        raise WrongAnswerError(f"of the {len(right)} names {' '.join(right)}: {said}")
     return list(given)
 
 
@@ -220,7 +216,20 @@ def _marked(tasks: Sequence[Task]) -> list[Task]:
 
 def _proved(answer: Answer) -> None:
     for n_sm in (1, 2, 3, 5):
-        proved(_ordered(answer, n_sm)[0])
+        plan, orders = _ordered(answer, n_sm)
+        try:
+            proved(plan)
+        except WrongAnswerError as wrong:
+            raise WrongAnswerError(f"{wrong}{_too_early(orders)}") from None
+
+
+def _too_early(orders: Sequence[Sequence[str]]) -> str:
+    """The first task that stands before one that it needs, in the list where it does."""
+    for names in orders:
+        for first, then in NEEDS:
+            if first in names and names.index(first) > names.index(then):
+                return f" ({then} needs {first}, which comes later in {' '.join(names)})"
+    return ""
 
 
 def _same_bits(answer: Answer) -> None:
@@ -234,6 +243,10 @@ def _filled(before: str, after: str) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
         for names in _ordered(answer, 3)[1]:
             first, last = names.index(before), names.index(after)
+            if last < first:
+                raise WrongAnswerError(
+                    f"{' '.join(names)}: {after} stands before {before}, which it needs"
+                )
             if not any(name.startswith("GATE_UP") for name in names[first:last]):
                 early = any(
                     name.startswith("GATE_UP") for name in names[: names.index("ATTENTION")]
@@ -256,10 +269,6 @@ def _early(answer: Answer) -> None:
             )
 
 
-def _order(*order: str) -> Answer:
-    return lambda names: sorted(names, key=order.index)
-
-
 _BESIDE = PythonExercise(
     id="10.1",
     solution=beside,
@@ -270,33 +279,7 @@ _BESIDE = PythonExercise(
         Property("with few granules no range runs backwards", _covers(FEW)),
         Property("the same ranges as the kernel", _kernel),
     ),
-    mistakes=(
-        Mistake(
-            lambda total, other, n_slots, slot: share(total, n_slots, slot),
-            "this divides the operation for itself. Whoever got one more of the other should get "
-            "one less here.",
-        ),
-        Mistake(
-            _no_case,
-            "right as long as there are enough granules. A slot that already has one too many "
-            "cannot give granules back: what if `total` is less than `n_slots`?",
-        ),
-        Mistake(
-            _rounded_up,
-            "this rounds up, so the last slots get little or nothing. Round the edges of the "
-            "ranges, not their length.",
-        ),
-        Mistake(
-            _of_both,
-            "this is the range among the granules of both. How many of those before `slot` belong "
-            "to the other operation?",
-        ),
-        Mistake(
-            _backwards,
-            "giving the long shares from the other end only helps if long and short shares lie at "
-            "the ends. In `share` they are spread evenly.",
-        ),
-    ),
+    mistakes=BESIDE,
     then="Now find the same three lines in `share_beside` of cuda/megakernel.cu.",
 )
 
@@ -310,67 +293,7 @@ _BACK_FILL = PythonExercise(
         Property("the router comes first", _early),
         Property("a step has the same bits", _same_bits),
     ),
-    mistakes=(
-        Mistake(
-            lambda names: list(names),
-            "this is the order of the model. Which tasks wait for neither attention nor merge?",
-        ),
-        Mistake(
-            _order(
-                *("ROUTER", "QKV", "ATTENTION", "GATE_UP.0", "GATE_UP.1", "MERGE", "O_PROJ"),
-                "DOWN",
-            ),
-            "both halves hide the slowest attention, and nothing is left to hide the way from "
-            "MERGE to O_PROJ.",
-        ),
-        Mistake(
-            _order(
-                *("ROUTER", "QKV", "ATTENTION", "MERGE", "GATE_UP.0", "GATE_UP.1", "O_PROJ"),
-                "DOWN",
-            ),
-            "MERGE follows ATTENTION at once, so every SM waits for the slowest attention.",
-        ),
-        Mistake(
-            _order(
-                *("ROUTER", "QKV", "GATE_UP.0", "ATTENTION", "MERGE", "GATE_UP.1", "O_PROJ"),
-                "DOWN",
-            ),
-            "before ATTENTION there is a wait, too, but it is the wrong hole: just behind ROUTER "
-            "the experts are not known yet, so GATE_UP would wait as well. And it would make "
-            "attention late, for which everybody waits. Put it behind ATTENTION.",
-        ),
-        Mistake(
-            _order(
-                *("ROUTER", "QKV", "GATE_UP.0", "GATE_UP.1", "ATTENTION", "MERGE", "O_PROJ"),
-                "DOWN",
-            ),
-            "all of GATE_UP stands before ATTENTION, where its experts are hardly known, and "
-            "attention, for which everybody waits, begins late. Nothing is left for the two holes "
-            "behind it.",
-        ),
-        Mistake(
-            _order(
-                *("GATE_UP.0", "ROUTER", "QKV", "ATTENTION", "MERGE", "GATE_UP.1", "O_PROJ"),
-                "DOWN",
-            ),
-            "GATE_UP needs the experts, and so all rows of ROUTER, also those of its own SM, which "
-            "now come later in the list: nobody can begin.",
-        ),
-        Mistake(
-            _order(
-                *("ROUTER", "QKV", "ATTENTION", "GATE_UP.0", "MERGE", "O_PROJ", "DOWN"),
-                "GATE_UP.1",
-            ),
-            "DOWN needs all of GATE_UP. A filling must end before what needs it.",
-        ),
-        Mistake(
-            _order(
-                *("QKV", "ATTENTION", "GATE_UP.0", "MERGE", "GATE_UP.1", "O_PROJ", "ROUTER"),
-                "DOWN",
-            ),
-            "ROUTER looks cheap and unimportant, but GATE_UP waits for it: it must come before.",
-        ),
-    ),
+    mistakes=BACK_FILL,
     then="Now look for these tasks, in this order, in the recorded step below.",
 )
 

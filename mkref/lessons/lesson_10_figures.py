@@ -14,7 +14,7 @@ from mkref.trace.events import BEGIN, END, READY
 from mkref.widgets.bars import Bar, bar_chart
 from mkref.widgets.figure import Figure, Table
 
-__all__ = ["KB", "granules", "ladder_ms", "slowest", "spread", "waits_by_op"]
+__all__ = ["KB", "granules", "ladder_ms", "slowest", "spread", "waits_by_op", "way"]
 
 N_SM = 132
 KB = NORTH_MINI_CODE.hidden_size * 16 * 2 // 1024
@@ -76,6 +76,33 @@ def slowest(op: str) -> tuple[float, float]:
     layer = trace.columns["layer"][chosen]
     each = [work[layer == number] for number in np.unique(layer)]
     return float(work.mean()), float(np.mean([one.max() for one in each]))
+
+
+def way(before: str, after: str) -> tuple[float, float]:
+    """What lies between two operations in the recorded step, us; means over layers.
+
+    Args:
+        before: an operation that all SMs must have ended.
+        after: the one that waits for it.
+
+    Returns:
+        How much later the slowest SM ends `before` than the mean one, and from then until the
+        first SM may begin `after`: the hop. (Others may still be at work when it arrives.)
+    """
+    trace = recorded_trace(RECORD)
+    chosen = [
+        trace.complete & (trace.columns["op"] == trace.ops.index(op)) for op in (before, after)
+    ]
+    late, hop = [], []
+    for layer in np.unique(trace.columns["layer"][chosen[0]]):
+        here = trace.columns["layer"] == layer
+        ends, starts = (
+            trace.times[rows & here, stamp] / 1e3
+            for rows, stamp in zip(chosen, (END, READY), strict=True)
+        )
+        late.append(ends.max() - ends.mean())
+        hop.append(starts.min() - ends.max())
+    return float(np.mean(late)), float(np.mean(hop))
 
 
 def waits_by_op() -> Figure:

@@ -48,6 +48,9 @@ def apart(tiles: int, tile_us: float) -> list[Operation]:
 def layer(config: NorthConfig, *, context: int, bytes_per_us_of_sm: float) -> list[Operation]:
     """A full-attention layer with experts, one row: attention up to its projection, then experts.
 
+    The router is not among them: GATE_UP needs QKV in its place, since the experts are not known
+    before attention begins.
+
     Args:
         config: geometry.
         context: tokens of the row.
@@ -76,7 +79,12 @@ def layer(config: NorthConfig, *, context: int, bytes_per_us_of_sm: float) -> li
             ("QKV",),
         ),
         Operation("O_PROJ", c.hidden_size // BLOCK, us(BLOCK * c.q_width), ("ATTENTION",)),
-        Operation("GATE_UP", k * c.intermediate_size // GRANULE, us(2 * GRANULE * c.hidden_size)),
+        Operation(
+            "GATE_UP",
+            k * c.intermediate_size // GRANULE,
+            us(2 * GRANULE * c.hidden_size),
+            ("QKV",),
+        ),
         Operation(
             "DOWN",
             c.hidden_size // BLOCK,
