@@ -82,8 +82,9 @@ def _play(slots: int, most: int, n: int, seed: int, *, slow: float) -> list[Stag
 
 
 def _number(answer: Answer, case: Stage) -> Any:
+    handed = [[*times] for times in case[3:]]
     try:
-        given = answer(*case[:3], *([*times] for times in case[3:]))
+        given = answer(*case[:3], *handed)
     except IndexError:
         raise WrongAnswerError(
             "an index is beyond the end of a list: the lists end with stage i - 1, stage i itself "
@@ -91,6 +92,8 @@ def _number(answer: Answer, case: Stage) -> Any:
         ) from None
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
+    if handed != [[*times] for times in case[3:]]:
+        raise WrongAnswerError("it changes a list that it is given; the loader keeps those itself")
     return given
 
 
@@ -146,20 +149,40 @@ def _rule(
     ring: str = "released",
     cap: str = "landed",
     cap_less: int = 0,
-    least: bool = False,
+    ring_less: int = 0,
+    turn: bool = False,
+    later: int = 0,
+    one_only: bool = False,
+    least: str = "",
     in_order: bool = True,
 ) -> Answer:
-    """The rule with other lists or other stages, or without one of its parts."""
+    """The rule with other lists or other stages, or without one of its parts.
+
+    Args:
+        ring, cap: the lists of the slot and of the stages in flight; "" leaves the limit out.
+        ring_less, cap_less: how much earlier the stage is that they look at.
+        turn: the slot's number is taken for a stage's.
+        later: from how many stages later on the limits hold.
+        one_only: the second limit holds only where the first does not.
+        least: of "all" times, or of the two "limits", the earliest counts.
+        in_order: stage i - 1 counts.
+    """
 
     def answer(
         i: int, slots: int, most: int, issued: Times, landed: Times, released: Times
     ) -> float:
         lists = {"issued": issued, "landed": landed, "released": released}
-        at = [issued[i - 1] if i and in_order else 0.0]
-        for name, n, less in ((ring, slots, 0), (cap, most, cap_less)):
-            if name and i >= n + less >= 1:
-                at.append(lists[name][i - n - less])
-        return min(at) if least else max(at)
+        before = issued[i - 1] if i and in_order else 0.0
+        at = []
+        if ring and i >= slots + later:
+            at.append(lists[ring][i % slots if turn else i - slots - ring_less])
+        if cap and i >= most + cap_less + later and most + cap_less >= 1:
+            at.append(lists[cap][i - most - cap_less])
+        if one_only:
+            at = at[:1]
+        if least == "limits" and at:
+            at = [min(at)]
+        return min([before, *at]) if least == "all" else max([before, *at])
 
     return answer
 
@@ -180,12 +203,12 @@ _ISSUE = PythonExercise(
         Mistake(
             _rule(ring=""),
             "nothing keeps this from a slot that a slow warp still reads. Which stage had the slot "
-            "of stage i before? Not the one before that.",
+            "of stage i before, and which of the three lists says that it has been read?",
         ),
         Mistake(
             _rule(cap=""),
-            "more than `most` are on the way. Which stage must have landed before stage i? Not "
-            "the one before that.",
+            "more than `most` are on the way. Which stage must have landed before stage i, and "
+            "which of the three lists says that it has?",
         ),
         Mistake(
             _rule(ring="landed"),
@@ -193,8 +216,8 @@ _ISSUE = PythonExercise(
         ),
         Mistake(
             _rule(cap="released"),
-            "a stage is in flight until it has landed, not until it has been read. Read stages "
-            "belong to the ring, not to the memory.",
+            "a stage is in flight until it has landed, not until it has been read. The slots and "
+            "the stages in flight are two limits with two lists, they cannot be made one.",
         ),
         Mistake(
             _rule(cap_less=-1),
@@ -207,19 +230,48 @@ _ISSUE = PythonExercise(
             "another. So when is stage i asked for at the earliest, seen from stage i - 1?",
         ),
         Mistake(
-            _rule(least=True),
+            _rule(least="all"),
             "all conditions must hold, so the latest of the times counts.",
+        ),
+        Mistake(
+            _rule(least="limits"),
+            "slot *and* stages in flight must allow it. The earlier of both times is too early.",
+        ),
+        Mistake(
+            _rule(one_only=True),
+            "where the slot is looked at, the stages in flight are not. Both limits hold at once: "
+            "`if` twice, and not `elif`.",
+        ),
+        Mistake(
+            _rule(turn=True),
+            "`i % slots` is the number of the slot. The lists are numbered by stages: which stage "
+            "was in that slot last?",
+        ),
+        Mistake(
+            _rule(ring_less=-1),
+            "this waits for the stage after the one that had the slot, so one slot is never used. "
+            "With 3 slots, which stage had the slot of stage 3?",
+        ),
+        Mistake(
+            _rule(later=1),
+            "the limits begin one stage too late: stage number `slots` is the first that needs a "
+            "used slot, stage number `most` the first that has `most` before it.",
         ),
     ),
     samples=tuple(
-        case
+        (*case[:3], *(tuple(times) for times in case[3:]))  # no answer may change them
         for slots, most, slow in ((3, 3, 4.0), (9, 2, 0.1), (4, 1, 1.0), (5, 3, 1.5), (2, 4, 0.5))
         for case in _play(slots, most, 16, 1, slow=slow)
     ),
     then="Now find the same two conditions in `Stream::run`. Which one is the `empty` barrier?",
 )
 
-_LITTLE = ((4.8e12, 1000, 132, 32768), (2e12, 650, 108, 16384), (1e9, 5000, 1, 512))
+_LITTLE = (
+    (4.8e12, 1000, 132, 32768),
+    (2e12, 650, 108, 16384),
+    (1e9, 5000, 1, 512),
+    (1e9, 1024, 1, 1024),
+)
 
 
 def _little(case: tuple[float, float, int, int]) -> Callable[[Answer], None]:
@@ -258,6 +310,7 @@ _NEEDED = PythonExercise(
         Property("a GPU like the H200", _little(_LITTLE[0])),
         Property("another GPU, smaller stages", _little(_LITTLE[1])),
         Property("one SM and a slow memory", _little(_LITTLE[2])),
+        Property("exactly one stage", _little(_LITTLE[3])),
         Property("more latency needs more in flight", _longer),
     ),
     mistakes=(
@@ -286,8 +339,34 @@ _NEEDED = PythonExercise(
             lambda b, t, n, s: math.ceil(_bytes(b, t) / n / s) + 1,
             "one more does no work: it waits in the memory's queue behind the others.",
         ),
+        Mistake(
+            lambda b, t, n, s: int(_bytes(b, t) / n / s) + 1,
+            "cutting off and adding one is rounding up, except where the number is whole already.",
+        ),
+        Mistake(
+            lambda b, t, n, s: max(2, math.ceil(_bytes(b, t) / n / s)),
+            "where one is enough, one is the answer. This is no rule of two, but what arrives "
+            "within a latency.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(b * t * 1e-6 / n / s),
+            "a nanosecond is 1e-9 of a second, not 1e-6.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(_bytes(b, t) * n / s),
+            "the rate is that of all SMs together, so each has a part of it: divide by n_sm, do "
+            "not multiply.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(b / (t * 1e-9) / n / s),
+            "the longer a copy takes, the more must be on its way: rate *times* latency.",
+        ),
+        Mistake(
+            lambda b, t, n, s: math.ceil(_bytes(b, t) / n / (s * 1024)),
+            "`stage_bytes` is in bytes already.",
+        ),
     ),
-    samples=_LITTLE,
+    samples=(*_LITTLE, (3e12, 7000, 132, 64)),
     then="Now put in what the recorded copies needed, below.",
 )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import operator
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +18,12 @@ from mkref.lessons.exercise import (
     PythonExercise,
     WrongAnswerError,
 )
+from mkref.lessons.lesson_12_wrong import Lists, own_only, popping, walk
 
 __all__ = ["EXERCISES", "clocks"]
 
-Lists = Sequence[Sequence[tuple[str | None, str | None]]]
+MOST_LINES = 300_000
+"""Lines that a run of an answer may take. The solution needs less than a hundredth of it."""
 
 
 def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
@@ -26,11 +31,12 @@ def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
 
     `lists[sm]` has the tasks of one SM, in order. A task is a pair (wait, signal): the counter that
     must be full before it starts, and the counter at which it arrives when it is done; both are
-    names or None. A counter is full when all tasks that signal it are done. An SM ends a task
-    before it starts the next of its list.
+    names or None. A counter is full when all tasks that signal it are done, and every counter here
+    has at least one. An SM ends a task before it starts the next of its list.
 
     For every SM, a list with one tuple per task: how many tasks of SM 0, 1, 2, ... are surely
     finished when it starts. A task that never starts has no clock: the list of its SM is shorter.
+    `lists` itself stays as it is.
     """
     # BEGIN SOLUTION
     clock = [[0] * len(lists) for _ in lists]  # what every SM knows now
@@ -62,13 +68,48 @@ def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
 # ---- 12.1
 
 
+class _TooLongError(BaseException):
+    """An answer does not come back; no ordinary error, so that no `except` of it stops this."""
+
+
+def _bounded(answer: Answer, lists: Lists) -> Any:
+    """What the answer returns; it may only run so many lines, whatever the computer's speed."""
+    left, before = MOST_LINES, sys.gettrace()
+
+    def count(_: FrameType, event: str, __: object) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left < 0:
+            raise _TooLongError
+        return count
+
+    sys.settrace(count)
+    try:
+        return answer(lists)
+    except _TooLongError:
+        raise WrongAnswerError(
+            f"it has not returned after {MOST_LINES:,} lines; does it wait for tasks that can "
+            "never start?"
+        ) from None
+    finally:
+        sys.settrace(before)
+
+
+def _plain(said: Any) -> Any:
+    """A clock as a tuple of ordinary numbers, if it is a clock at all."""
+    if not isinstance(said, list | tuple):
+        return said
+    return tuple(int(k) if isinstance(k, np.integer) else k for k in said)
+
+
 def _checked(answer: Answer, lists: Lists, where: str) -> None:
-    given, right = answer([list(tasks) for tasks in lists]), clocks(lists)
+    handed = [list(tasks) for tasks in lists]
+    given, right = _bounded(answer, handed), clocks(lists)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     if not isinstance(given, list | tuple) or len(given) != len(lists):
         raise WrongAnswerError(f"{where}: it returns {given!r:.60}, and not {len(lists)} lists")
-    for sm, (mine, theirs) in enumerate(zip(right, given, strict=True)):
+    for sm, theirs in enumerate(given):
         if not isinstance(theirs, list | tuple):
             raise WrongAnswerError(f"{where}: for SM {sm} it gives {theirs!r:.60}, and not a list")
         if len({id(clock) for clock in theirs if isinstance(clock, list)}) < sum(
@@ -78,15 +119,30 @@ def _checked(answer: Answer, lists: Lists, where: str) -> None:
                 f"{where}: clocks of SM {sm} are one and the same list, which went on changing "
                 "after it was stored; store a copy, such as tuple(clock)"
             )
-        for at, (known, said) in enumerate(zip(mine, theirs, strict=False)):
-            if not isinstance(said, list | tuple) or list(said) != list(known):
+    said = [[_plain(clock) for clock in theirs] for theirs in given]
+    n_wrong = sum(
+        known != clock
+        for mine, theirs in zip(right, said, strict=True)
+        for known, clock in zip(mine, theirs, strict=False)
+    )
+    for sm, (mine, theirs) in enumerate(zip(right, said, strict=True)):
+        for at, (known, clock) in enumerate(zip(mine, theirs, strict=False)):
+            if known != clock:
                 raise WrongAnswerError(
-                    f"{where}: task {at} of SM {sm} knows {known}, it says {said!r:.60}"
+                    f"{where}: task {at} of SM {sm} knows {known}, it says {clock!r:.60}; "
+                    f"wrong clocks in all: {n_wrong}"
                 )
+        if len(mine) < len(theirs) and not any(theirs[len(mine) :]):
+            raise WrongAnswerError(
+                f"{where}: task {len(mine)} of SM {sm} never starts, so it has no clock: leave it "
+                f"out, do not give {theirs[-1]!r:.60}"
+            )
         if len(mine) != len(theirs):
             raise WrongAnswerError(
                 f"{where}: {len(mine)} tasks of SM {sm} ever start, it gives {len(theirs)} clocks"
             )
+    if handed != [list(tasks) for tasks in lists]:
+        raise WrongAnswerError(f"{where}: it changes the lists that it is given; copy them first")
 
 
 ALONE: Lists = [[(None, None)] * 3, [(None, None)] * 2]
@@ -94,10 +150,27 @@ MESSAGE: Lists = [[("a", None), (None, None)], [(None, None), (None, "a"), (None
 RELAY: Lists = [[("b", None)], [("a", "b")], [(None, None), (None, "a")]]
 TWO: Lists = [[(None, "a")], [(None, None), (None, "a")], [("a", None)], [(None, None), ("a", "b")]]
 CIRCLE: Lists = [[(None, "a"), ("c", "b")], [("b", "c"), (None, None)], [("a", None), ("c", None)]]
+ITSELF: Lists = [[(None, "a")], [("a", None), (None, "a")]]
+TWICE: Lists = [[("a", None)], [(None, "a"), ("b", "a")], [(None, "b")]]
+LONG: Lists = [
+    [(f"ping{i}", f"pong{i}") for i in range(5)],
+    [(f"pong{i - 1}" if i else None, f"ping{i}") for i in range(5)],
+]
 
 
 def _case(lists: Lists, where: str) -> Callable[[Answer], None]:
     return lambda answer: _checked(answer, lists, where)
+
+
+def _circles(answer: Answer) -> None:
+    try:
+        _checked(answer, CIRCLE, "SM 0 and SM 1 in a circle")
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise WrongAnswerError(
+            f"it stops with {type(error).__name__}: {error}. A circle is no error here: return "
+            "the clocks of those tasks that start"
+        ) from error
+    _checked(answer, ITSELF, "SM 1 waits for a counter that it signals itself, later")
 
 
 def _drawn(answer: Answer) -> None:
@@ -115,50 +188,6 @@ def _drawn(answer: Answer) -> None:
         _checked(answer, plain, f"random lists {seed}")
 
 
-def _walk(
-    lists: Lists, *, deep: bool = True, joins: bool = True, needs_all: bool = True,
-    counts_itself: bool = True, again: bool = True, all_seen: bool = False, learns: bool = True,
-) -> list[list[tuple[int, ...]]]:  # fmt: skip
-    """The solution, with one thing wrong."""
-    n = len(lists)
-    clock = [[0] * n for _ in lists]
-    told: dict[str, list[int]] = {}
-    missing = Counter(signal for tasks in lists for _, signal in tasks)
-    total = missing.copy()
-    found: list[list[tuple[int, ...]]] = [[] for _ in lists]
-    before = -1
-    while before != sum(map(len, found)) and (again or before < 0):
-        before = sum(map(len, found))
-        for sm, tasks in enumerate(lists):
-            while len(found[sm]) < len(tasks):
-                wait, signal = tasks[len(found[sm])]
-                if wait is not None and missing[wait] > (0 if needs_all else total[wait] - 1):
-                    break
-                if wait is not None and wait in told and learns:
-                    clock[sm] = np.maximum(clock[sm], told[wait]).tolist()
-                found[sm].append(tuple(map(len, found)) if all_seen else tuple(clock[sm]))
-                says = list(clock[sm])
-                clock[sm][sm] += 1
-                if counts_itself:
-                    says[sm] += 1
-                if not deep:
-                    says = [k if i == sm else 0 for i, k in enumerate(says)]
-                if signal is not None:
-                    missing[signal] -= 1
-                    old = told.get(signal, [0] * n) if joins else [0] * n
-                    told[signal] = np.maximum(old, says).tolist()
-    return found
-
-
-def _own_only(lists: Lists) -> list[list[tuple[int, ...]]]:
-    """No run: every task knows of those before it in its list, and of nothing else."""
-    n = len(lists)
-    return [
-        [tuple(at if i == sm else 0 for i in range(n)) for at in range(len(tasks))]
-        for sm, tasks in enumerate(lists)
-    ]
-
-
 _CLOCKS = PythonExercise(
     id="12.1",
     solution=clocks,
@@ -167,48 +196,107 @@ _CLOCKS = PythonExercise(
         Property("a counter tells what its signaller has done", _case(MESSAGE, "one message")),
         Property("and what its signaller knew", _case(RELAY, "SM 2 tells SM 1, SM 1 tells SM 0")),
         Property("a counter is full when all have arrived", _case(TWO, "two signal one counter")),
-        Property("tasks in a circle have no clock", _case(CIRCLE, "SM 0 and SM 1 in a circle")),
+        Property("also those of one SM", _case(TWICE, "SM 1 signals a counter twice")),
+        Property("as many rounds as it takes", _case(LONG, "two SMs, five messages each way")),
+        Property("tasks in a circle have no clock", _circles),
         Property("twenty random lists", _drawn),
     ),
     mistakes=(
         Mistake(
-            lambda lists: _walk(lists, all_seen=True),
+            lambda lists: walk(lists, all_seen=True),
             "this is what *had* finished in the order in which you happened to run the tasks. In "
             "another order it is different. What does the task know because a counter told it?",
         ),
         Mistake(
-            lambda lists: _walk(lists, deep=False),
+            lambda lists: walk(lists, deep=False),
             "a signaller passes on more than its own tasks: whatever it knew is finished, too.",
         ),
         Mistake(
-            lambda lists: _walk(lists, learns=False),
+            lambda lists: walk(lists, learns=False),
             "every SM counts its own tasks, and learns nothing from a counter for which it has "
             "waited. Who has signalled it, and what had they done by then?",
         ),
         Mistake(
-            _own_only,
+            lambda lists: walk(lists, stores_first=True),
+            "the SM does learn, but one line too late: the clock of a task is stored before the "
+            "task has learnt from its counter.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, keeps=False),
+            "what the counter tells replaces what the SM knew itself. Both are true: take the "
+            "maximum of the SM's list and the counter's.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, merge=operator.add),
+            "added up, the same task is counted again by each who knows of it. Five finished and "
+            "three finished are not eight: which number is surely right of both?",
+        ),
+        Mistake(
+            lambda lists: walk(lists, merge=min),
+            "the smaller number forgets. Who told the larger one was sure of it, so it holds.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, counts=False),
+            "no SM ever counts a task of its own, so nobody has anything to tell.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, copies=False),
+            "a counter's list and an SM's are one and the same list, so what the SM does *after* "
+            "its arrival is told as well. The counter needs a copy.",
+        ),
+        Mistake(
+            own_only,
             "these are numbers of the tasks in each list. Nobody has waited for anybody: play a "
             "run, in which a task starts only when its counter is full, and learn from the "
             "counter.",
         ),
         Mistake(
-            lambda lists: _walk(lists, joins=False),
+            lambda lists: walk(lists, joins=False),
             "the last arrival overwrites what the others told. Who waits for all may conclude "
             "from all: take the maximum, number by number.",
         ),
         Mistake(
-            lambda lists: _walk(lists, needs_all=False),
+            lambda lists: walk(lists, full="first"),
             "this goes on after the first arrival. The counter is full when *all* tasks that "
             "signal it are done.",
         ),
         Mistake(
-            lambda lists: _walk(lists, counts_itself=False),
+            lambda lists: walk(lists, counts_itself=False),
             "the arrival comes when the task is done, so it tells of the task itself, too.",
         ),
         Mistake(
-            lambda lists: _walk(lists, again=False),
+            lambda lists: walk(lists, rounds=1),
             "one pass over the SMs is not enough: SM 0 may wait for SM 2. When is it certain that "
             "nobody can go on?",
+        ),
+        Mistake(
+            lambda lists: walk(lists, rounds=len(lists)),
+            "a fixed number of rounds is not enough: two SMs can send each other any number of "
+            "messages. Go on as long as a round has done a task.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, until_done=True),
+            "this goes on until *all* tasks are done, and in a circle they never are. Stop when "
+            "a whole round has done no task.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, full="others"),
+            "a counter needs the waiter's own signals as well. If they come later in its list, it "
+            "waits for itself: the smallest circle, as MERGE before ATTENTION above.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, full="each"),
+            "one SM may signal a counter with several tasks. Count tasks, not SMs.",
+        ),
+        Mistake(
+            lambda lists: walk(lists, skips=True),
+            "an SM does not pass by a task that waits: what stands behind it in the list waits, "
+            "too.",
+        ),
+        Mistake(
+            popping,
+            "the clocks are right, and the caller's lists are used up. Go over them with an index, "
+            "or over a copy.",
         ),
     ),
     then="Now find the same lines in `mkref/plan/clocks.py`: `learn` and `work`.",

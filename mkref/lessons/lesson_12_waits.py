@@ -84,10 +84,14 @@ class _Counters(dict[str, tuple[int, int]]):
 
     def __missing__(self, name: object) -> tuple[int, int]:
         layer = "".join(filter(str.isdigit, str(name))) or "3"
-        own = [one for one in self if one.strip("abcdefghijklmnopqrstuvwxyz") == layer]
-        raise WrongAnswerError(
-            f"there is no counter {name!r:.40}; of layer {layer} there are {', '.join(own)}"
-        )
+        layers = {one: one.strip("abcdefghijklmnopqrstuvwxyz") for one in self}
+        own = [one for one in self if layers[one] == layer]
+        there_are = f"of layer {layer} there are {', '.join(own)}"
+        if not own:
+            there_are = f"the last layer is {max(int(of) for of in layers.values() if of)}"
+        elif f"router{layer}" not in own:
+            there_are += " (it is dense, so it has no router)"
+        raise WrongAnswerError(f"there is no counter {name!r:.40}; {there_are}")
 
 
 def _mended(answer: Answer, n_sm: int) -> Plan:
@@ -141,10 +145,18 @@ def _proved(answer: Answer) -> None:
 
 def _still_early(answer: Answer) -> None:
     for n_sm in SIZES:
+        numbers = {counter.name: i for i, counter in enumerate(lesson_plan(n_sm).counters)}
+        outs = [i for name, i in numbers.items() if name.startswith("out")]
         for sm, at, new, old in _pairs(answer, n_sm):
             if old.flags & Flag.EARLY and not new.flags & Flag.EARLY:
                 raise WrongAnswerError(
                     f"{n_sm} SMs: task {at} of SM {sm} ({Op(old.op).name}) no longer reads x early"
+                )
+            if (old.op, old.count) in {(op, 0) for op in IDLE_OPS} and new.wait == outs[old.layer]:
+                raise WrongAnswerError(
+                    f"{n_sm} SMs: task {at} of SM {sm} ({Op(old.op).name}) waits for "
+                    f"'out{old.layer}', the counter of the next x: what follows in its list comes "
+                    "after that counter's release, so it cannot read x early any more"
                 )
 
 
@@ -165,14 +177,29 @@ def _same_bits(answer: Answer) -> None:
     same_step(_mended(answer, 7), orders=(1,), rows=2)
 
 
-def _waits_for(o_proj: str, down: str, arrivals: int = 0) -> Answer:
-    """Other counters, or another number of arrivals."""
+def _waits_for(o_proj: str, down: str, arrivals: int = 0, more: int = 0) -> Answer:
+    """Other counters, another number of arrivals, or some more."""
 
     def answer(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
         if task.op not in IDLE_OPS or task.count:
             return task
         name = (o_proj if task.op == Op.O_PROJ else down) + str(task.layer)
-        return replace(task, wait=counters[name][0], wait_count=arrivals or counters[name][1])
+        wait, wait_count = counters[name]
+        return replace(task, wait=wait, wait_count=(arrivals or wait_count) + more)
+
+    return answer
+
+
+def _two_words(*, swapped: bool) -> Answer:
+    """The pair the wrong way round, or its first half only."""
+
+    def answer(task: Task, counters: Mapping[str, tuple[int, int]]) -> Task:
+        if task.op not in IDLE_OPS or task.count:
+            return task
+        wait, wait_count = counters[f"{'merge' if task.op == Op.O_PROJ else 'h'}{task.layer}"]
+        if swapped:
+            return replace(task, wait=wait_count, wait_count=wait)
+        return replace(task, wait=wait)
 
     return answer
 
@@ -238,11 +265,35 @@ _WAITS = PythonExercise(
         ),
         Mistake(
             _first_layer,
-            "this is right in layer 0 only. Each layer has counters of its own: `task.layer`.",
+            "another layer's counter was full long ago. Each layer has counters of its own: take "
+            "that of `task.layer`.",
         ),
         Mistake(
             _waits_for("merge", "h", arrivals=1),
             "one arrival says that one SM is done. It takes all: `counters` has the number.",
+        ),
+        Mistake(
+            _waits_for("merge", "out"),
+            "`out` is right for the order, and too late: it is the counter of x itself, behind the "
+            "release that reading early was to save. What must be over is known before.",
+        ),
+        Mistake(
+            _two_words(swapped=True),
+            "the pair is the wrong way round: first the number of the counter, for `wait`, then "
+            "its arrivals, for `wait_count`.",
+        ),
+        Mistake(
+            _two_words(swapped=False),
+            "a wait has two words. With `wait_count` still 0 it is over before anybody arrives.",
+        ),
+        Mistake(
+            _waits_for("merge", "h", more=-1),
+            "one arrival too few: the last one may be just that which matters. Take the number as "
+            "`counters` gives it.",
+        ),
+        Mistake(
+            _waits_for("merge", "h", more=1),
+            "one arrival too many never comes. Take the number as `counters` gives it.",
         ),
         Mistake(
             _all_idle,
