@@ -8,8 +8,8 @@ import pytest
 
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.check import exercise
-from mkref.lessons.lesson_05 import merge
 from mkref.lessons.lesson_05_figures import PARTS, attention_part
+from mkref.lessons.lesson_05_merge import merge
 from mkref.lessons.lesson_05_splits import items_of, result_bytes, results_of, split_sizes
 from mkref.lessons.source import code
 from mkref.plan.buffers import buffer_table

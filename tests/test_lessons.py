@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-import signal
 import statistics
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +25,6 @@ from mkref.lessons import (
     recorded_trace,
 )
 from mkref.lessons.check import exercise, exercises, lesson_modules
-from mkref.lessons.deadline import deadline
 from mkref.lessons.exercise import BLANK, PythonExercise, WrongAnswerError, expect
 from mkref.lessons.predictions import forget
 from mkref.lessons.recorded import bench_record
@@ -165,40 +160,6 @@ def test_report_is_the_same_twice(exercise_id: str) -> None:
     wrong, _ = exercise(exercise_id).mistake(0)
     assert repr(check(exercise_id, wrong)) == repr(check(exercise_id, wrong))
     assert "0x" not in repr(check(exercise_id, wrong))
-
-
-def test_endless_answer_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that never ends, even one that catches every error, becomes a finding; what follows is
-    not tried, no mistake is recognised, and the alarm is given back.
-    """
-
-    def endless(*_: Any) -> int:
-        while True:
-            with contextlib.suppress(Exception):
-                sum(range(1000))
-
-    monkeypatch.setattr("mkref.lessons.exercise.TRIAL_S", 0.2)
-    report = check("01.1", endless)
-    assert report.results[0][1].startswith("it has not ended after")
-    assert {"not tried after that"} == {wrong for _, wrong in report.results[1:]}
-    assert "" == report.hint
-    assert signal.SIG_DFL == signal.getsignal(signal.SIGALRM)
-    assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)
-
-
-def test_no_limit_in_another_thread() -> None:
-    """Alarms reach the main thread only; elsewhere an answer runs as long as it takes."""
-    done: list[bool] = []
-
-    def run() -> None:
-        with deadline(0.01):
-            time.sleep(0.1)
-        done.append(True)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert done == [True]
 
 
 def test_check_refuses_what_is_no_exercise_or_function() -> None:

@@ -95,6 +95,18 @@ def test_typical_mistakes_are_recognised(task: CudaExercise) -> None:
         assert task.mistakes[number].says == hint, results
 
 
+@pytest.mark.parametrize("exercise_id", ["03.1", "04.2"])
+def test_answers_compile_together(exercise_id: str) -> None:
+    """Several answers in one unit, each with kernels of its own; else every mistake would cost a
+    compilation.
+    """
+    task = exercises()[exercise_id]
+    assert isinstance(task, CudaExercise)
+    answers = [task.as_answer(task.solution_text), task.mistake(0)[0]]
+    for answer in answers:
+        assert task.program(answer, among=answers).kernels is not None
+
+
 def test_kept_mistakes_are_those_of_the_exercises() -> None:
     """No fingerprints of exercises that are gone, none twice, and as many as there are mistakes."""
     for path in lessons_root().glob("mistakes_*.json"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
+from mkref.lessons.cuda_exercise import Blank
 from mkref.lessons.exercise import (
     EMPTY,
     Answer,
@@ -18,6 +18,14 @@ from mkref.lessons.exercise import (
     PythonExercise,
     WrongAnswerError,
 )
+from mkref.lessons.lesson_04_finish import (
+    FinishExercise,
+    flags_alone,
+    in_step,
+    roundings_alone,
+    widths_alone,
+)
+from mkref.lessons.lesson_04_mistakes import FINISH
 from mkref.lessons.recorded import bench_record
 from mkref.weights.tiles import TILE, TILE_WORDS, pack_tiles, unpack_tiles
 
@@ -52,16 +60,21 @@ def tile_order(tile: npt.NDArray[np.uint16]) -> list[int]:
 
 def _words(answer: Answer, tile: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
     """What the answer gives for a tile, if it is 256 whole numbers."""
-    before = tile.copy()
-    given: Any = answer(tile)
+    own = tile.copy()
+    given: Any = answer(own)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not np.array_equal(before, tile):
-        raise WrongAnswerError("it changes the tile that it was given")
+    if not np.array_equal(own, tile):
+        raise WrongAnswerError("it changes the tile that it was given; make a new list or array")
     try:
         words = np.asarray(given)
     except ValueError:
         raise WrongAnswerError("it returns a list of lists of different lengths") from None
+    if words.shape == (TILE_WORDS,) and words.dtype.kind == "f":
+        raise WrongAnswerError(
+            f"it returns 256 numbers of type {words.dtype}, words are {tile.dtype}: an array of "
+            "np.zeros or np.empty needs dtype=tile.dtype"
+        )
     if words.shape != (TILE_WORDS,) or words.dtype.kind not in "iu":
         what = f"shape {words.shape}" if words.shape else f"a {type(given).__name__}"
         raise WrongAnswerError(f"it returns {what}, not a list of 256 words")
@@ -118,6 +131,17 @@ def _axes(*order: int) -> Answer:
     return lambda tile: tile.reshape(2, 8, 2, 4, 2).transpose(order).reshape(-1)
 
 
+def _lanes(
+    tile: npt.NDArray[np.uint16], place: Callable[[int, int], tuple[tuple[int, ...], ...]]
+) -> list[int]:
+    """The words lane by lane, if lane 4 g + t has these rows and begins at these k."""
+    words = []
+    for lane in range(LANES):
+        rows, begins = place(*divmod(lane, 4))
+        words += [tile[row, k + i] for k in begins for row in rows for i in (0, 1)]
+    return words
+
+
 _MISTAKES = (
     Mistake(
         lambda tile: tile.reshape(-1),
@@ -142,97 +166,30 @@ _MISTAKES = (
         lambda tile: pack_tiles(np.ascontiguousarray(tile.T))[0],
         "rows and k are exchanged: tile[row, k] has the output first and the depth second.",
     ),
+    Mistake(
+        lambda tile: pack_tiles(tile)[0].reshape(-1, 2)[:, ::-1].reshape(-1),
+        "the two words of a register have changed places: the one with the lower k comes first.",
+    ),
+    Mistake(
+        lambda tile: _lanes(tile, lambda g, t: ((g, g + 8), (t, t + 8))),
+        "lane t of a row begins at k = t, so neighbours share a word. Each lane has two words: "
+        "where does the next one begin?",
+    ),
+    Mistake(
+        lambda tile: _lanes(tile, lambda g, t: ((2 * g, 2 * g + 1), (2 * t, 2 * t + 8))),
+        "a lane's rows are neighbours here, 2g and 2g + 1. In the picture they are eight apart.",
+    ),
 )
 
 
 def _qkv(layer: int, rows: int, n_sm: int, seed: int = 0) -> Callable[[Program], None]:
     def trial(program: Program) -> None:
-        from mkref.lessons.steps import run_op
         from mkref.plan import Op
 
-        run_op(program, Op.QKV, layer=layer, rows=rows, n_sm=n_sm, seed=seed)
+        in_step(Op.QKV, layer, rows, n_sm, seed)(program)
 
     return trial
 
-
-_PORT = (
-    Patch(
-        "v * angle[0] - other * angle[1]",
-        "v * angle[0] + other * angle[1]",
-        "a rotation has one plus and one minus: a cos - b sin for the even member of the pair, "
-        "b cos + a sin for the odd one.",
-    ),
-    Patch(
-        "r ^ 1",
-        "r + 1",
-        "the partner of an odd output is the one before it. Pairs are (2i, 2i + 1).",
-    ),
-    Patch(
-        "(task.flags & FLAG_ROPE) && out",
-        "out",
-        "layers with full attention have no rotary positions. The record says which have.",
-    ),
-    Patch(
-        " && out < Q_WIDTH + KV_WIDTH) {\n        const",
-        ") {\n        const",
-        "q and k are rotated, v is not. Which outputs are v?",
-    ),
-    Patch(
-        "b_order(dim % 16)",
-        "dim % 16",
-        "attention reads q as the B operand of an mma. In which order are the 16 values of a tile?",
-    ),
-    Patch(
-        "dim / 2 * 2",
-        "dim",
-        "there is one angle per pair. Both of its members need the same cos and sin.",
-    ),
-    Patch(
-        "const int dim = out % HEAD_DIM;",
-        "const int dim = out % HEAD_DIM;\n      v = bf16_to_float(float_to_bf16(v));",
-        "the sum is rounded before it is rotated. docs/numerics.md, step 4, has one rounding: at "
-        "the end.",
-    ),
-    Patch(
-        "head / GROUP) * DIM_TILES",
-        "head % N_KV_HEADS) * DIM_TILES",
-        "the query heads of a KV head are neighbours: the first GROUP of them belong to KV head 0.",
-        more=(("head % GROUP)", "head / N_KV_HEADS)"),),
-    ),
-    Patch(
-        "v * angle[0] + other * angle[1] :",
-        "v * angle[0] - other * angle[1] :",
-        "the odd member has the plus: with a the even and b the odd one, it is b cos + a sin, and "
-        "a here is `other`.",
-    ),
-    Patch(
-        "r ^ 1",
-        "r ^ 8",
-        "8 rows further is the partner in GATE_UP. For the rotation neighbours are pairs, "
-        "(2i, 2i + 1).",
-    ),
-    Patch(
-        "c.p.q[(tile * COLUMNS + head % GROUP) * 16 + b_order(dim % 16)]",
-        "c.p.q[row * Q_WIDTH + out]",
-        "q lies in plain rows here. Attention reads tiles: [row][KV head][tile of 16 dims], "
-        "COLUMNS columns of 16 words each.",
-    ),
-    Patch(
-        "row * KV_WIDTH + out - Q_WIDTH - KV_WIDTH",
-        "row * KV_WIDTH + out - Q_WIDTH",
-        "v comes after q and after k: its first output has the number Q_WIDTH + KV_WIDTH.",
-    ),
-    Patch(
-        "dim / 2 * 2",
-        "dim / 2",
-        "angles(c, row) has two numbers per pair, cos and sin: pair number i begins at 2 i.",
-    ),
-    Patch(
-        "      break;\n    }\n    case OP_GATE_UP",
-        "    }\n    case OP_GATE_UP",
-        "without `break` the case of GATE_UP is executed as well, and writes into h.",
-    ),
-)
 
 EXERCISES = (
     PythonExercise(
@@ -247,7 +204,7 @@ EXERCISES = (
         then="Now: which order do the 16 values of an activation need, for lane 4 g + t to read "
         "its four with one load of 8 bytes?",
     ),
-    CudaExercise(
+    FinishExercise(
         id="04.2",
         answer="finish",
         file="megakernel.cu",
@@ -259,8 +216,11 @@ EXERCISES = (
             Property("a layer with full attention", _qkv(4, 2, 2)),
             Property("six rows on three SMs", _qkv(2, 6, 3)),
             Property("warps in any order", _qkv(3, 6, 2, seed=3)),
+            Property("finish alone: other sizes, a later step", widths_alone),
+            Property("finish alone: other bits in task.flags", flags_alone),
+            Property("finish alone: every operation rounds", roundings_alone),
         ),
-        mistakes=_PORT,
+        mistakes=FINISH,
         then="Now find who waits for these words: which tasks read q, and which read k_new?",
     ),
 )
@@ -272,19 +232,20 @@ def loads_per_lane(order: Answer) -> int:
     Args:
         order: of the 256 words of a tile, such as `tile_order`.
     """
-    at = {int(word): place for place, word in enumerate(order(NUMBERED))}
+    at = {int(word): place for place, word in enumerate(order(NUMBERED.copy()))}
     wanted = pack_tiles(NUMBERED)[0].reshape(LANES, 8)[13]
     places = [at[int(word)] for word in wanted]
     return 1 + sum(b != a + 1 for a, b in pairwise(places))
 
 
-def other_bits(depth: int = 2048, outputs: int = 256) -> tuple[int, float]:
-    """Outputs whose bits differ if one warp chains all tiles instead of eight, and by how much.
+def other_bits(depth: int = 2048, outputs: int = 256) -> tuple[int, float, int]:
+    """Sums whose bits differ if one warp chains all tiles instead of eight, and by how much.
 
     Random weights and activations; the sums are those of docs/numerics.md, on this computer.
 
     Returns:
-        How many differ, and the largest difference relative to the largest output.
+        How many differ, the largest difference relative to the largest sum, and how many still
+        differ when they are rounded to bfloat16.
     """
     from mkref.reference.mma import chain, project
     from mkref.reference.scalars import to_bf16
@@ -297,7 +258,8 @@ def other_bits(depth: int = 2048, outputs: int = 256) -> tuple[int, float]:
     eight = project(tiles, x)[0]
     one = chain(np.zeros((outputs, 1), np.float32), weight, np.ascontiguousarray(x.T))[:, 0]
     far = np.abs(eight - one).max() / np.abs(eight).max()
-    return int((eight != one).sum()), float(far)
+    stored = to_bf16(eight) != to_bf16(one)
+    return int((eight != one).sum()), float(far), int(stored.sum())
 
 
 def ladder_ms(name: str, batch: int = 1) -> float:

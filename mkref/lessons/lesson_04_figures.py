@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mkref.errors import RequestError
 from mkref.lessons.lanes import IDLE, Look, Span, lanes_figure, op_look
 from mkref.lessons.recorded import recorded_trace
 from mkref.widgets.figure import Figure, Table
@@ -23,11 +24,13 @@ REGISTERS = (
 
 def tile_figure(lane: int = 13) -> Figure:
     """A 16 x 16 tile of weights: the lane that holds each pair of words, in which register."""
+    if lane not in range(32):
+        raise RequestError(f"tile_figure: a warp has lanes 0 to 31, not {lane}")
     g, t = divmod(lane, 4)
     sentence = (
         f"A tile of 16 outputs (rows) by 16 of the depth (columns). Each box is two words, with "
         f"the lane that holds them. The four boxes of lane {lane} lie in rows {g} and {g + 8}, at "
-        f"k {2 * t} and k {2 * t + 8}; in memory they are 16 bytes in a row."
+        f"k {2 * t} and k {2 * t + 8}."
     )
     svg = Svg(LEFT + 16 * CELL + 190, TOP + 16 * CELL + 20, sentence)
     svg.text(16, 26, "The A operand of mma.m16n8k16", size=16, bold=True)
@@ -53,8 +56,8 @@ def tile_figure(lane: int = 13) -> Figure:
     rows_ = []
     for register, (name, _) in enumerate(REGISTERS):
         row, k = g + 8 * (register % 2), 2 * t + 8 * (register // 2)
-        rows_.append((name, str(row), f"{k}, {k + 1}", f"{16 * lane + 4 * register}"))
-    head = (f"register of lane {lane}", "row", "k", "byte in the tile")
+        rows_.append((name, str(row), f"{k}, {k + 1}"))
+    head = (f"register of lane {lane}", "row", "k")
     return Figure(svg.render(), sentence, Table(head, tuple(rows_)))
 
 
@@ -80,11 +83,18 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
         "way": Look("on its way", "#E69F00", "vertical"),
         "rests": Look("has landed", "#56B4E9"),
         "used": Look("in use", "#56B4E9", "cross"),
-        "waits": Look("consumers wait for x", IDLE.color, IDLE.pattern),
-        "task": op_look("QKV", "consumers do QKV"),
+        "waits": Look("consumers wait", IDLE.color, IDLE.pattern),
     }
-    who = [Span(task.begin - begin, task.ready - begin, "waits")]
-    who.append(Span(task.ready - begin, task.end - begin, "task", "QKV"))
+    who = []
+    for one in sorted((e for e in trace if e.sm == sm), key=lambda e: e.begin):
+        if one.end <= begin or one.begin >= end or one.op == "MERGE":  # the helper's at one row
+            continue
+        marks = [min(max(t, begin), end) - begin for t in (one.begin, one.ready, one.end)]
+        if marks[1] > marks[0]:
+            who.append(Span(marks[0], marks[1], "waits"))
+        if marks[2] > marks[1]:
+            who.append(Span(marks[1], marks[2], one.op, one.op))
+            looks[one.op] = op_look(one.op)
     lanes: list[tuple[str, list[Span]]] = [("consumers", who)]
     lanes += [(f"slot {slot}", []) for slot in range(ring.stages)]
     ahead = taken_slots = 0
@@ -102,11 +112,14 @@ def recorded_ring(sm: int = 22, layer: int = 10) -> Figure:
             if b > a:
                 lanes[1 + number % ring.stages][1].append(Span(a, b, kind))
     lanes = [lane for lane in lanes if lane[1]]
+    wide = (end - begin) / 1000
     sentence = (
         f"The ring of SM {sm} around QKV of layer {layer}, {trace.where} [measured]: "
         f"{ring.stages} slots of {ring.stage_bytes // 1024} KB over "
-        f"{(end - begin) / 1000:.1f} us. When x is there, {ahead} stages of weights have landed "
+        f"{wide:.1f} us. When x is there, {ahead} stages of weights have landed "
         f"and wait for the consumers; when they take the first, {taken_slots} slots are full or "
         "being filled."
     )
-    return lanes_figure("The loader is ahead of the consumers", sentence, lanes, looks)
+    return lanes_figure(
+        f"The loader is ahead of the consumers: {wide:.1f} us", sentence, lanes, looks
+    )

@@ -16,7 +16,14 @@ import numpy as np
 from mkref.config import NORTH_MINI_CODE
 from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
 from mkref.lessons.exercise import Property
-from mkref.lessons.lesson_07_trials import Candidates, run_sample, stop_one_by_one
+from mkref.lessons.lesson_07_trials import (
+    Candidates,
+    in_a_larger_build,
+    run_sample,
+    second_sm_alone,
+    stop_one_by_one,
+    stop_twice,
+)
 from mkref.lessons.recorded import bench_record, recorded_trace
 from mkref.plan.share import share
 from mkref.reference.scalars import F32
@@ -35,12 +42,12 @@ def _sample(where: str, case: Candidates, **how: int) -> Callable[[Program], Non
 
 
 def _stopping(at: int | None) -> Candidates:
-    """Row 1 draws its own stop id number `at`; None: a stop id of rows 0 and 2."""
+    """Row 1 draws its own stop id number `at`; None: a stop id of rows 0 and 2, in all places."""
     case = Candidates.drawn(2, 3, seed=11)
     token = int(case.winners[1])
-    ids = [one for one in range(100, 106) if one not in case.tokens]
+    ids = [one for one in range(100, 120) if one not in case.tokens][:7]
     if at is None:
-        return Candidates(case.values, case.tokens, ((token,), tuple(ids), (token,)))
+        return Candidates(case.values, case.tokens, ((token,) * 8, tuple(ids), (token,) * 8))
     ids.insert(at, token)
     return Candidates(case.values, case.tokens, ((), tuple(ids), ()))
 
@@ -101,7 +108,7 @@ _SAMPLE_MISTAKES = (
     Patch(
         "      if (any) c.s.row_stopped[row] = 1;\n",
         "",
-        "nothing is done with the stop ids. What do the lines behind yours count?",
+        "no stop id has ended anything. What do the lines behind yours count, and who writes it?",
     ),
     Patch(
         "best_of_lanes(best, 1)",
@@ -114,6 +121,112 @@ _SAMPLE_MISTAKES = (
         "c.s.row_stopped[row] = any;",
         "a row that has stopped before counts no longer when it draws another token. Once 1, it "
         "stays 1: nobody sets it back during a launch.",
+    ),
+    Patch(
+        "i < task.index; i += 32",
+        "i <= task.index; i += 32",
+        "one candidate too many: what lies behind the last one is nobody's. They are numbers 0 to "
+        "task.index - 1.",
+    ),
+    Patch(
+        "i < task.index; i += 32",
+        "i < task.index - 1; i += 32",
+        "the last candidate is never looked at. They are numbers 0 to task.index - 1.",
+    ),
+    Patch(
+        "i < task.index; i += 32",
+        "i < 132; i += 32",
+        "132 is the number of SMs of one GPU. `task.index` says how many candidates there are.",
+    ),
+    Patch(
+        "c.p.best_values[i * ROWS + row]",
+        "c.p.best_values[i * MOST_ROWS + row]",
+        "candidates are ROWS words apart: memory has places for ROWS rows in every build. "
+        "MOST_ROWS is what this build can run, and a build for one row has MOST_ROWS 1.",
+        (("c.p.best_tokens[i * ROWS + row]", "c.p.best_tokens[i * MOST_ROWS + row]"),),
+    ),
+    Patch(
+        "c.p.tokens_out[c.step * ROWS + row]",
+        "c.p.tokens_out[c.step * MOST_ROWS + row]",
+        "steps of tokens_out are ROWS words apart in every build, as the host reads them. "
+        "MOST_ROWS is for arrays in shared memory.",
+    ),
+    Patch(
+        "c.p.best_values[i * ROWS + row]",
+        "c.p.best_values[i * rows_in_use(c.p) + row]",
+        "each SM has left room for ROWS candidates, whether so many rows are in use or not.",
+        (("c.p.best_tokens[i * ROWS + row]", "c.p.best_tokens[i * rows_in_use(c.p) + row]"),),
+    ),
+    Patch(
+        "c.p.tokens_out[c.step * ROWS + row]",
+        "c.p.tokens_out[row]",
+        "every step writes the place of step 0, over the token before it. The host wants the "
+        "tokens of all steps.",
+    ),
+    Patch(
+        "c.p.tokens_out[c.step * ROWS + row]",
+        "c.p.tokens_out[c.step * rows_in_use(c.p) + row]",
+        "the host looks for step 1 behind ROWS places of step 0, used or not.",
+    ),
+    Patch(
+        "if (c.lane == 0) {",
+        "if (c.thread == 0) {",
+        "c.thread counts all 256 consumers, so it is 0 in warp 0 only. Each warp has a row of its "
+        "own: its lane 0 stores.",
+    ),
+    Patch(
+        "c.s.tokens[row] = best.token;",
+        "if (task.first == 0) c.s.tokens[row] = best.token;",
+        "c.s is the shared memory of *this* SM. EMBED runs on every SM, and each takes its own "
+        "c.s.tokens: only tokens_out is for the first SM alone.",
+    ),
+    Patch(
+        "if (task.first == 0) c.p.tokens_out",
+        "c.p.tokens_out",
+        "every SM writes tokens_out: the same value, but 132 times, into memory of the host. Only "
+        "the first SM, task.first == 0, tells it.",
+    ),
+    Patch(
+        "    const bool any = ",
+        "    consumers_sync();\n    const bool any = ",
+        "consumers_sync waits for all eight warps, and a warp without a row never comes into the "
+        "loop. Warps need nothing of each other here; the line behind the loop is enough.",
+    ),
+    Patch(
+        "if (any) c.s.row_stopped[row] = 1;",
+        "if (any) c.s.row_stopped[row] += 1;",
+        "this counts how often a row has stopped, and the lines behind yours count rows: set it to "
+        "1, and a second time to 1.",
+    ),
+    Patch(
+        "const bool any = __ballot_sync(ALL, stops) != 0;",
+        "const uint32_t any = __ballot_sync(ALL, stops);",
+        "the mask of a ballot has bit k for lane k: stop id number 4 makes it 16, which the lines "
+        "behind yours take for 16 rows. A row counts 1.",
+        (("if (any) c.s.row_stopped[row] = 1;", "c.s.row_stopped[row] |= any;"),),
+    ),
+    Patch(
+        "    Best best = {",
+        "    if (c.s.row_stopped[row]) continue;\n    Best best = {",
+        "a row that has stopped draws on until the launch ends: its tokens are written in each "
+        "step, and whoever reads them cuts them off.",
+    ),
+    Patch(
+        "c.p.stop_ids[row * STOP_IDS + c.lane]",
+        "c.p.stop_ids[c.lane * ROWS + row]",
+        "stop ids lie row by row, not as the candidates do: number k of the row is "
+        "`c.p.stop_ids[row * STOP_IDS + k]`.",
+    ),
+    Patch(
+        "c.lane < STOP_IDS && ",
+        "c.lane < 5 && ",
+        "a row has STOP_IDS stop ids, 8. The last ones are never looked at.",
+    ),
+    Patch(
+        "= best.token;\n    }\n",
+        "= best.token;\n    }\n    if (any) break;\n",
+        "in a build for more than eight rows a warp has several of them. One that stops must not "
+        "keep the next from its token.",
     ),
 )
 
@@ -141,17 +254,21 @@ _SAMPLE = CudaExercise(
             _sample("row 1 draws a stop id", _stopping(0), n_steps=3, ends_after=1),
         ),
         Property(
-            "so does the fifth",
-            _sample("row 1 draws its fifth stop id", _stopping(4), n_steps=3, ends_after=1),
+            "so does the eighth, the last",
+            _sample("row 1 draws its eighth stop id", _stopping(7), n_steps=3, ends_after=1),
         ),
         Property(
             "stop ids of other rows do not",
             _sample("stop ids of other rows", _stopping(None), n_steps=3),
         ),
         Property("a row that has stopped stays stopped", stop_one_by_one),
+        Property("it counts once, and draws on", stop_twice),
+        Property("only the first SM tells the host", second_sm_alone),
+        Property("right in a build for more rows, too", in_a_larger_build),
     ),
     mistakes=_SAMPLE_MISTAKES,
-    then="Now: which of these lines would be wrong if SMs read the candidates at different times?",
+    then="Now: SMs read the candidates at different times. Why do all find the same token? Nobody "
+    "writes one before the next HEAD, and the order of comparisons does not matter.",
 )
 
 EXERCISES = (_SAMPLE,)

@@ -35,7 +35,8 @@ def next_token(logits: Numbers, temperature: float, u: Numbers) -> int:
     `logits` and `u` are arrays with a number for each token of the vocabulary. The numbers `u` are
     random, evenly spread between 0 and 1, neither of which occurs. Temperature 0 is greedy: the
     largest logit, the lowest id on a tie. Otherwise token i must win with probability
-    softmax(logits / temperature)[i], by Gumbel noise and one argmax.
+    softmax(logits / temperature)[i], by one argmax with the noise -log(-log(u)). The tokens must
+    be those of the kernel: other ways with the same probabilities count as wrong.
     """
     import numpy as np
 
@@ -58,8 +59,9 @@ def uniforms(seed: int, position: int, n: int) -> Numbers:
 Case = tuple[Numbers, float, Numbers]
 
 
-def _cases(temperature: float, *, shift: float = 0.0) -> list[Case]:
-    logits = np.random.default_rng(3).normal(shift, 1, 50).astype(F32).astype(np.float64)
+def _cases(temperature: float, *, shift: float = 0.0, width: float = 1.0) -> list[Case]:
+    """24 draws from 50 logits around `shift`, `width` their standard deviation."""
+    logits = np.random.default_rng(3).normal(shift, width, 50).astype(F32).astype(np.float64)
     return [(logits, temperature, uniforms(9, position, 50)) for position in range(24)]
 
 
@@ -76,11 +78,17 @@ def _equals(given: Any, right: int) -> bool:
     return np.ndim(given) == 0 and bool(given == right)
 
 
-def _same_tokens(temperature: float, *, shift: float = 0.0) -> Callable[[Answer], None]:
+def _same_tokens(
+    temperature: float, *, shift: float = 0.0, width: float = 1.0
+) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
-        cases = _cases(temperature, shift=shift)
+        cases = _cases(temperature, shift=shift, width=width)
         right = [sample(v.astype(F32), t, 9, position) for position, (v, t, _) in enumerate(cases)]
         given = [_drawn(answer, case) for case in cases]
+        if not all(np.array_equal(_drawn(answer, case), given[k]) for k, case in enumerate(cases)):
+            raise WrongAnswerError(
+                "called again with the same u it gives other tokens: take no random numbers but u"
+            )
         wrong = [k for k, one in enumerate(right) if not _equals(given[k], one)]
         if wrong:
             many = f"{len(wrong)} of {len(cases)} draws at temperature {temperature:g} are wrong"
@@ -133,6 +141,18 @@ def _by_running_sum(logits: Numbers, temperature: float, u: Numbers) -> int:
     return int(np.searchsorted(np.cumsum(softmax(logits / temperature)), u[0]))
 
 
+def _last_of_equal(logits: Numbers, temperature: float, u: Numbers) -> int:
+    if temperature == 0:
+        return len(logits) - 1 - int(np.argmax(logits[::-1]))
+    return int(np.argmax(logits / temperature + _gumbel(u)))
+
+
+def _value(logits: Numbers, temperature: float, u: Numbers) -> float:
+    if temperature == 0:
+        return float(np.max(logits))
+    return float(np.max(logits / temperature + _gumbel(u)))
+
+
 _DRAW = PythonExercise(
     id="07.2",
     solution=next_token,
@@ -141,7 +161,8 @@ _DRAW = PythonExercise(
         Property("temperature 1 draws what the kernel draws", _same_tokens(1.0)),
         Property("so does temperature 0.5", _same_tokens(0.5)),
         Property("and temperature 3", _same_tokens(3.0)),
-        Property("large logits", _same_tokens(1.5, shift=900.0)),
+        Property("temperature 0.05 is not greedy yet", _same_tokens(0.05, width=0.1)),
+        Property("large logits", _same_tokens(0.5, shift=900.0)),
         Property("3,000 draws follow the softmax", _frequencies),
     ),
     mistakes=(
@@ -156,8 +177,8 @@ _DRAW = PythonExercise(
         ),
         Mistake(
             _wrong(lambda v, t, u: (v + _gumbel(u)) / t),
-            "logits and noise divided together: that changes no order, so the temperature has no "
-            "effect. Only the logits are divided.",
+            "the temperature has no effect: it is not used, or it divides logits and noise "
+            "together, which changes no order. Only the logits are divided.",
         ),
         Mistake(
             _wrong(lambda v, t, u: v * t + _gumbel(u)),
@@ -185,12 +206,59 @@ _DRAW = PythonExercise(
             _wrong(lambda v, t, u: softmax(v / t) + _gumbel(u)),
             "the noise belongs to the logits, not to probabilities; no softmax is needed at all.",
         ),
+        Mistake(
+            _wrong(lambda v, t, u: softmax(v / t) * u),
+            "a probability times u does not follow the softmax, and a sum over all tokens is not "
+            "needed: add the noise to logits / temperature.",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / t + _gumbel(1 - u)),
+            "1 - u is as random as u, but the kernel draws other tokens with its u: -log(-log(u)).",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / t + np.exp(_gumbel(u))),
+            "the noise goes to the logits as it is, -log(-log(u)), without an exponential.",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / t - np.log2(-np.log(u))),
+            "log2 makes the noise 1.44 times as large: it takes natural logarithms.",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / t - np.log10(-np.log(u))),
+            "log10 makes the noise 2.3 times as small: it takes natural logarithms.",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: np.exp(v / t) / -np.log(u)),
+            "the right race, but exp(logits / temperature) overflows for large logits. Its "
+            "logarithm does not: logits / temperature - log(-log(u)).",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / t + (_gumbel(u) if t > 0.1 else 0)),
+            "only temperature 0 is greedy. A low one still draws, if logits are close.",
+        ),
+        Mistake(
+            _wrong(lambda v, t, u: v / max(t, 1e-6) + _gumbel(u), greedy=False),
+            "a tiny temperature instead of 0 still has noise, which decides between equal logits. "
+            "Temperature 0 takes the lowest id: treat it on its own.",
+        ),
+        Mistake(
+            _last_of_equal,
+            "of equal logits the last one wins at temperature 0. np.argmax takes the first.",
+        ),
+        Mistake(
+            _value,
+            "that is the largest value. The id of the token is asked for: argmax instead of max.",
+        ),
     ),
     samples=(
         (np.array([-2.0, -1.0, 4.0, 4.5, 4.0]), 0.0, uniforms(2, 0, 5)),
-        *_cases(1.0)[:6],
-        *_cases(0.5)[:6],
-        *_cases(3.0)[:6],
+        (np.array([-3.0, -2.0, -9.0, -2.0, -2.0]), 0.0, np.array([0.5, 0.1, 0.9, 0.8, 0.2])),
+        (np.array([0.0, 20.0, 0.0]), 1.0, np.array([0.95, 0.1, 0.5])),
+        *_cases(1.0),
+        *_cases(0.5),
+        *_cases(3.0),
+        *_cases(0.05, width=0.1),
+        *_cases(0.5, shift=900.0),
     ),
     then="Now: the kernel adds the noise in HEAD, on 132 SMs. What do they have to agree upon?",
 )

@@ -119,9 +119,13 @@ def together(sources: Sequence[str]) -> str:
     """One unit of several, for the CPU: reading the headers takes longer than all of them."""
     parts = []
     for number, source in enumerate(sources):
-        for kernel in kernel_names(source):
-            source = re.sub(rf"\b{kernel}(?=\s*\()", variant(kernel, number), source)
-        parts.append(f"namespace variant{number} {{\n{source}\n}}\n")
+        names = kernel_names(source)
+        for kernel in names:
+            used = rf"\b{kernel}(?=\s*\()|(?<=::){kernel}\b"
+            source = re.sub(used, variant(kernel, number), source)
+        space = f"variant{number}"
+        found = "".join(f"using {space}::{variant(name, number)};\n" for name in names)
+        parts.append(f"namespace {space} {{\n{source}\n}}\n{found}")
     return "".join(parts)
 
 
