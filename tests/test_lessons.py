@@ -147,9 +147,9 @@ def test_typical_mistake_is_recognised(exercise_id: str, number: int) -> None:
 
 @EXERCISE
 def test_constant_of_one_case_fails(exercise_id: str) -> None:
-    """The right result of any one sample, returned always, does not pass."""
+    """The right result of one sample, returned always, does not pass."""
     task = python(exercise_id)
-    for sample in task.samples:
+    for sample in task.samples[:: -(-len(task.samples) // 8) or 1]:  # eight of many
         right = task.solution(*sample)
         assert not check(exercise_id, lambda *_, right=right: right).passed
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,8 @@ def deadline(seconds: float | None) -> Iterator[None]:
     """Stop what runs inside after so many seconds.
 
     It works where Python has alarm signals (not on Windows) and in the main thread, which is where
-    notebooks run their cells. Elsewhere, and where somebody else uses the alarm, there is no limit.
+    notebooks run their cells; elsewhere there is no limit. An alarm that somebody else has set is
+    set again afterwards, and is left alone if it comes first.
 
     Args:
         seconds: at most; None is no limit.
@@ -31,13 +33,18 @@ def deadline(seconds: float | None) -> Iterator[None]:
     Raises:
         EndlessError: time is up. Again every second, since an answer may have `except:`.
     """
-    if seconds is None or not _is_free():
+    if seconds is None or not _has_alarms():
+        yield
+        return
+    others, interval = signal.getitimer(signal.ITIMER_REAL)
+    if 0 < others <= seconds:
         yield
         return
 
     def stop(_number: int, _frame: Any) -> None:
         raise EndlessError
 
+    begin = time.monotonic()
     before = signal.signal(signal.SIGALRM, stop)
     try:
         signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
@@ -47,11 +54,10 @@ def deadline(seconds: float | None) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
     finally:
         signal.signal(signal.SIGALRM, before)
+        if others:
+            left = max(others - (time.monotonic() - begin), 1e-3)
+            signal.setitimer(signal.ITIMER_REAL, left, interval)
 
 
-def _is_free() -> bool:
-    return (
-        hasattr(signal, "setitimer")
-        and threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
-    )
+def _has_alarms() -> bool:
+    return hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()

@@ -46,6 +46,7 @@ def tile_order(tile: npt.NDArray[np.uint16]) -> list[int]:
     Lane 4 g + t (g = 0..7, t = 0..3) has eight words in a row, four registers of two:
         a0 = row g, k 2t and 2t + 1          a1 = row g + 8, the same k
         a2 = row g, k 2t + 8 and 2t + 9      a3 = row g + 8, the same k as a2
+    The result is a list or an array; `tile` itself stays as it is.
     """
     # BEGIN SOLUTION
     words = []

@@ -55,7 +55,7 @@ def _all_runs(answer: Answer, case: tuple[tuple[int, ...], int, int]) -> list[li
     experts, blocks, n_sm = case
     found = []
     for sm in range(n_sm):
-        given = answer(experts, blocks, n_sm, sm)
+        given = answer([*experts], blocks, n_sm, sm)
         where = f"{_case(case)}, SM {sm}"
         if given is None:
             raise WrongAnswerError(f"it returns None, {EMPTY}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from mkref.lessons.exercise import (
     EMPTY,
     Answer,
@@ -207,7 +209,7 @@ def _asked(answer: Answer, have: int, want: int) -> None:
     given: Any = answer(*shown)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not isinstance(given, bool):
+    if not isinstance(given, bool | np.bool_):
         raise WrongAnswerError(f"it returns {given!r:.60}, and neither True nor False")
     if given != (have >= want):
         raise WrongAnswerError(

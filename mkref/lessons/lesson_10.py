@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from mkref.lessons.exercise import (
@@ -50,8 +51,8 @@ def beside(total: int, other: int, n_slots: int, slot: int) -> tuple[int, int]:
 
     The slots have already got `other` granules of another operation, slot s those from
     other * s // n_slots to other * (s + 1) // n_slots. Of both together, every slot shall have
-    as many as the next, give or take one. If `total` is less than `n_slots`, the range is the
-    plain share, as if `other` were 0.
+    as many as the next, give or take one, with edges rounded down as those are. If `total` is
+    less than `n_slots`, the range is the plain share, as if `other` were 0.
     """
     # BEGIN SOLUTION
     if total < n_slots:  # nothing to make up with
@@ -86,7 +87,7 @@ def _pair(answer: Answer, total: int, other: int, n_slots: int, slot: int) -> tu
         raise WrongAnswerError(f"it returns None, {EMPTY}")
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise WrongAnswerError(f"{where}: it returns {given!r}, and not a pair (begin, end)")
-    if not all(isinstance(n, int) for n in given):
+    if not all(isinstance(n, Integral) for n in given):
         raise WrongAnswerError(f"{where}: {given!r} are not whole numbers (use //)")
     return int(given[0]), int(given[1])
 

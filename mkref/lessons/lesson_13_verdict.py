@@ -49,11 +49,11 @@ def verdict(ours: Floats, theirs: Floats, spread: float, tie: float) -> str:
 WORDS = ("same", "near-tie", "wrong")
 SPREAD, TIE = 0.2, 0.25
 _ROWS = np.random.default_rng(13)
-_LOGITS = (5 * _ROWS.standard_normal(40)).astype(np.float32)
+_LOGITS = (5 * _ROWS.standard_normal(64)).astype(np.float32)
 _LOGITS[[7, 19, 30]] = 14.0, 13.9, 13.0
 _QUARTERS = np.round(4 * _LOGITS) / 4  # differences without rounding: a limit is met exactly
 _QUARTERS[19] = _QUARTERS[7] - TIE
-_IN_TURN = np.where(np.arange(40) % 2, 0.3, -0.3).astype(np.float32)
+_IN_TURN = np.where(np.arange(64) % 2, 0.3, -0.3).astype(np.float32)
 
 
 def _row(**changes: float) -> Floats:
@@ -96,7 +96,7 @@ CASES = (
     Case("all logits 0.5 higher", "wrong", _LOGITS, _LOGITS + np.float32(0.5)),
     Case("all 0.5 higher, `spread` is 0.5", "same", _QUARTERS, _QUARTERS + np.float32(0.5), 0.5),
     Case("0.3 higher and 0.3 lower in turn", "wrong", _LOGITS, _LOGITS + _IN_TURN),
-    Case("one logit of 40 is far off", "wrong", _LOGITS, _row(l3=float(_LOGITS[3]) - 3)),
+    Case("one logit of 64 is far off", "wrong", _LOGITS, _row(l3=float(_LOGITS[3]) - 3)),
     Case("a NaN in ours", "wrong", _row(l7=math.nan), _LOGITS),
     Case("a NaN in theirs", "wrong", _LOGITS, _row(l19=math.nan)),
     Case("all NaN", "wrong", _LOGITS * np.float32(np.nan), _LOGITS * np.float32(np.nan)),

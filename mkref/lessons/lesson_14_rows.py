@@ -7,6 +7,7 @@ the lesson (`mkref.lessons.lesson_14`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from random import Random
 from typing import Any
 
@@ -51,7 +52,9 @@ def _rows_of(answer: Answer, running: list[int], waiting: list[int], rows: int =
     given = answer([*running], [*waiting], rows)
     if given is None:
         raise WrongAnswerError(f"it returns None, {EMPTY}")
-    if not isinstance(given, list | tuple) or not all(type(n) is int for n in given):
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(n, Integral) and not isinstance(n, bool) for n in given
+    ):
         raise WrongAnswerError(f"it returns {given!r:.60}, and not a list of whole numbers")
     ahead, counts = [*running, *waiting], [*given]
     where = f"running {running}, waiting {waiting}{_of(rows)}: {counts}"

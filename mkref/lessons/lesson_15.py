@@ -4,6 +4,7 @@ share of the bound a step reaches."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from math import comb, inf, isfinite, sqrt
 from statistics import mean, median, stdev
 from types import SimpleNamespace
@@ -293,7 +294,7 @@ def _expected(step: Any) -> float:
 
 def _shares(where: str, case: tuple[Any, float, float]) -> Callable[[Answer], None]:
     def trial(answer: Answer) -> None:
-        given = answer(*case)
+        given = answer(deepcopy(case[0]), *case[1:])  # an answer may use the step up
         if isinstance(given, SimpleNamespace):
             raise WrongAnswerError(f"{where}: it returns the step itself, and must give a number")
         expect(share_of_bound(*case), given, where, tolerance=1e-9)

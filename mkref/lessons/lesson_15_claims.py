@@ -50,10 +50,10 @@ barriers where there are no counters."""
 def claim(rungs: Rungs, idea: str, interval: Interval) -> float:
     """By how many percent, at least, `idea` makes a step shorter: what the ladder supports.
 
-    `rungs` is a list of (ideas, times): a set of names, and the times of the turns. Two rungs tell
-    about an idea if one has it, the other has not, and nothing else differs. If there are several
-    such pairs, the claim must hold for all of them. `interval` is that of exercise 15.1. The result
-    is 0 where nothing can be claimed.
+    `rungs` is a list of (ideas, times): a frozenset of names, and the times of the turns. Two rungs
+    tell about an idea if one has it, the other has not, and nothing else differs. If there are
+    several such pairs, the claim must hold for all of them. `interval` is that of exercise 15.1.
+    The result is 0 where nothing can be claimed.
     """
     # BEGIN SOLUTION
     least = []
@@ -105,7 +105,7 @@ def _claims(*numbers: int) -> Callable[[Answer], None]:
             said = ", ".join(
                 f"{{{''.join(sorted(i))}}} {median(times):.2f} ms" for i, times in rungs
             )
-            given = answer([*rungs], idea, interval)
+            given = answer([(ideas, [*times]) for ideas, times in rungs], idea, interval)
             if isinstance(given, list) or callable(given):
                 raise WrongAnswerError(f"idea {idea!r}: it must return a number of percent")
             expect(claim(*case), given, f"idea {idea!r} in {said}", tolerance=1e-9)
