@@ -10,6 +10,7 @@ import pytest
 
 from mkref.lessons import lesson_07 as lesson
 from mkref.lessons import lesson_07_model as model
+from mkref.lessons.check import check, exercise
 from mkref.lessons.cuda_exercise import CudaExercise
 from mkref.lessons.lesson_07_draw import uniforms
 from mkref.lessons.lesson_07_figures import next_figure, recorded_end
@@ -29,6 +30,11 @@ from mkref.weights.layout import PackedLayout
 EQUAL = (104, 234, 272, 325)
 SHOWN = (114, 132, 148)
 """SMs that the lesson names."""
+EARLY = """    if (c.lane == 0) {
+      c.s.tokens[row] = best.token;
+      if (task.first == 0) c.p.tokens_out[c.step * ROWS + row] = best.token;
+    }
+    const bool stops = """
 RULE = "if (v > value || (v == value && t < token)) {"
 
 
@@ -143,3 +149,43 @@ def test_candidates_of_the_trial_are_not_easy() -> None:
     assert (largest.sum(axis=0) > 20).all()
     first = case.tokens[largest.argmax(axis=0), np.arange(6)]
     assert (first != case.winners).all()
+
+
+def sampling(*changes: tuple[str, str]) -> str:
+    """The solution of 07.1 with changes, as an answer."""
+    task = exercise("07.1")
+    assert isinstance(task, CudaExercise)
+    text = task.solution_text
+    for old, new in changes:
+        assert 1 == text.count(old)
+        text = text.replace(old, new)
+    return task.as_answer(text)
+
+
+def test_every_lane_may_scan_all_candidates() -> None:
+    """Then lane 0 stores before others have looked: no store may change what they still read."""
+    answer = sampling(
+        ("int i = c.lane; i < task.index; i += 32", "int i = 0; i < task.index; i++"),
+        ("    best = best_of_lanes(best, 1);\n", ""),
+        ("      c.s.tokens[row] = best.token;\n", ""),
+        ("      if (task.first == 0) c.p.tokens_out[c.step * ROWS + row] = best.token;\n", ""),
+        ("    const bool stops = ", EARLY),
+    )
+    report = check("07.1", answer)
+    assert report.passed, report
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("c.p.tokens_out[c.step * ROWS + row]", "c.p.tokens_out[c.step * ROWS + c.warp]"),
+        ("c.p.stop_ids[row * STOP_IDS", "c.p.stop_ids[c.warp * STOP_IDS"),
+        ("c.p.stop_ids[row * STOP_IDS", "c.p.stop_ids[row * CONSUMERS"),
+        ("c.p.stop_ids[row * STOP_IDS", "c.p.stop_ids[row * MOST_ROWS"),
+        ("c.lane < STOP_IDS", "c.lane < MOST_ROWS"),
+        ("c.lane < STOP_IDS", "c.lane < CONSUMERS"),
+    ],
+)
+def test_sizes_that_are_equal_in_the_lesson_model_are_told_apart(old: str, new: str) -> None:
+    """ROWS, MOST_ROWS, CONSUMERS and STOP_IDS are 8 there, and a warp has one row."""
+    assert not check("07.1", sampling((old, new))).passed

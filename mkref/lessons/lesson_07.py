@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mkref.config import NORTH_MINI_CODE
-from mkref.lessons.cuda_exercise import Blank, CudaExercise, Patch
+from mkref.lessons.cuda_exercise import Blank
 from mkref.lessons.exercise import Property
+from mkref.lessons.lesson_07_mistakes import SAMPLE
 from mkref.lessons.lesson_07_trials import (
     Candidates,
-    in_a_larger_build,
+    SampleExercise,
+    alone,
     run_sample,
     second_sm_alone,
-    stop_one_by_one,
-    stop_twice,
+    smallest_values,
 )
 from mkref.lessons.recorded import bench_record, recorded_trace
 from mkref.plan.share import share
@@ -52,185 +53,7 @@ def _stopping(at: int | None) -> Candidates:
     return Candidates(case.values, case.tokens, ((), tuple(ids), ()))
 
 
-_SAMPLE_MISTAKES = (
-    Patch(
-        "    best = best_of_lanes(best, 1);\n",
-        "",
-        "each lane has the best of its own candidates only, every 32nd. Somebody must compare the "
-        "lanes: which function does that?",
-    ),
-    Patch(
-        "ROLL for (int i = c.lane; i < task.index; i += 32)",
-        "if (const int i = c.lane; i < task.index)",
-        "there are more candidates than lanes: a lane takes every 32nd of them.",
-    ),
-    Patch(
-        "{negative_infinity(), 0x7fffffff}",
-        "{0.0f, 0x7fffffff}",
-        "a logit may be negative, and so may all of them. What is smaller than every logit?",
-    ),
-    Patch(
-        "best.offer(c.p.best_values[i * ROWS + row], c.p.best_tokens[i * ROWS + row]);",
-        "best.offer(c.p.best_values[i * ROWS + row], i);",
-        "that is the number of the SM which has the best token, and not the token.",
-    ),
-    Patch(
-        "c.p.best_values[i * ROWS + row]",
-        "c.p.best_values[row * task.index + i]",
-        "the candidates lie SM by SM: those of all rows of an SM are neighbours, so a step from SM "
-        "to SM is ROWS words.",
-        (("c.p.best_tokens[i * ROWS + row]", "c.p.best_tokens[row * task.index + i]"),),
-    ),
-    Patch(
-        "best.offer(c.p.best_values[i * ROWS + row], c.p.best_tokens[i * ROWS + row]);",
-        "if (c.p.best_values[i * ROWS + row] > best.value)\n"
-        "          best = Best{c.p.best_values[i * ROWS + row], c.p.best_tokens[i * ROWS + row]};",
-        "of two equal values this keeps the one that was seen first. The lower token must win, "
-        "whoever has it: `offer` knows that rule.",
-    ),
-    Patch(
-        "const bool any = __ballot_sync(ALL, stops) != 0;",
-        "const bool any = stops;",
-        "each lane looks at one stop id, and lane 0 tells. Lane 0 must learn what the others have "
-        "found.",
-    ),
-    Patch(
-        "c.lane < STOP_IDS && ",
-        "",
-        "a row has STOP_IDS stop ids. The lanes behind that look at those of the next rows.",
-    ),
-    Patch(
-        "      c.s.tokens[row] = best.token;\n",
-        "",
-        "the host is told, and the SM itself is not: EMBED of the next step takes its tokens from "
-        "`c.s.tokens`.",
-    ),
-    Patch(
-        "      if (any) c.s.row_stopped[row] = 1;\n",
-        "",
-        "no stop id has ended anything. What do the lines behind yours count, and who writes it?",
-    ),
-    Patch(
-        "best_of_lanes(best, 1)",
-        "best_of_lanes(best, MOST_ROWS)",
-        "MOST_ROWS is the distance of HEAD, where neighbouring lanes have different rows. Here all "
-        "of them have the same row: lanes at distance 1 must be compared, too.",
-    ),
-    Patch(
-        "if (any) c.s.row_stopped[row] = 1;",
-        "c.s.row_stopped[row] = any;",
-        "a row that has stopped before counts no longer when it draws another token. Once 1, it "
-        "stays 1: nobody sets it back during a launch.",
-    ),
-    Patch(
-        "i < task.index; i += 32",
-        "i <= task.index; i += 32",
-        "one candidate too many: what lies behind the last one is nobody's. They are numbers 0 to "
-        "task.index - 1.",
-    ),
-    Patch(
-        "i < task.index; i += 32",
-        "i < task.index - 1; i += 32",
-        "the last candidate is never looked at. They are numbers 0 to task.index - 1.",
-    ),
-    Patch(
-        "i < task.index; i += 32",
-        "i < 132; i += 32",
-        "132 is the number of SMs of one GPU. `task.index` says how many candidates there are.",
-    ),
-    Patch(
-        "c.p.best_values[i * ROWS + row]",
-        "c.p.best_values[i * MOST_ROWS + row]",
-        "candidates are ROWS words apart: memory has places for ROWS rows in every build. "
-        "MOST_ROWS is what this build can run, and a build for one row has MOST_ROWS 1.",
-        (("c.p.best_tokens[i * ROWS + row]", "c.p.best_tokens[i * MOST_ROWS + row]"),),
-    ),
-    Patch(
-        "c.p.tokens_out[c.step * ROWS + row]",
-        "c.p.tokens_out[c.step * MOST_ROWS + row]",
-        "steps of tokens_out are ROWS words apart in every build, as the host reads them. "
-        "MOST_ROWS is for arrays in shared memory.",
-    ),
-    Patch(
-        "c.p.best_values[i * ROWS + row]",
-        "c.p.best_values[i * rows_in_use(c.p) + row]",
-        "each SM has left room for ROWS candidates, whether so many rows are in use or not.",
-        (("c.p.best_tokens[i * ROWS + row]", "c.p.best_tokens[i * rows_in_use(c.p) + row]"),),
-    ),
-    Patch(
-        "c.p.tokens_out[c.step * ROWS + row]",
-        "c.p.tokens_out[row]",
-        "every step writes the place of step 0, over the token before it. The host wants the "
-        "tokens of all steps.",
-    ),
-    Patch(
-        "c.p.tokens_out[c.step * ROWS + row]",
-        "c.p.tokens_out[c.step * rows_in_use(c.p) + row]",
-        "the host looks for step 1 behind ROWS places of step 0, used or not.",
-    ),
-    Patch(
-        "if (c.lane == 0) {",
-        "if (c.thread == 0) {",
-        "c.thread counts all 256 consumers, so it is 0 in warp 0 only. Each warp has a row of its "
-        "own: its lane 0 stores.",
-    ),
-    Patch(
-        "c.s.tokens[row] = best.token;",
-        "if (task.first == 0) c.s.tokens[row] = best.token;",
-        "c.s is the shared memory of *this* SM. EMBED runs on every SM, and each takes its own "
-        "c.s.tokens: only tokens_out is for the first SM alone.",
-    ),
-    Patch(
-        "if (task.first == 0) c.p.tokens_out",
-        "c.p.tokens_out",
-        "every SM writes tokens_out: the same value, but 132 times, into memory of the host. Only "
-        "the first SM, task.first == 0, tells it.",
-    ),
-    Patch(
-        "    const bool any = ",
-        "    consumers_sync();\n    const bool any = ",
-        "consumers_sync waits for all eight warps, and a warp without a row never comes into the "
-        "loop. Warps need nothing of each other here; the line behind the loop is enough.",
-    ),
-    Patch(
-        "if (any) c.s.row_stopped[row] = 1;",
-        "if (any) c.s.row_stopped[row] += 1;",
-        "this counts how often a row has stopped, and the lines behind yours count rows: set it to "
-        "1, and a second time to 1.",
-    ),
-    Patch(
-        "const bool any = __ballot_sync(ALL, stops) != 0;",
-        "const uint32_t any = __ballot_sync(ALL, stops);",
-        "the mask of a ballot has bit k for lane k: stop id number 4 makes it 16, which the lines "
-        "behind yours take for 16 rows. A row counts 1.",
-        (("if (any) c.s.row_stopped[row] = 1;", "c.s.row_stopped[row] |= any;"),),
-    ),
-    Patch(
-        "    Best best = {",
-        "    if (c.s.row_stopped[row]) continue;\n    Best best = {",
-        "a row that has stopped draws on until the launch ends: its tokens are written in each "
-        "step, and whoever reads them cuts them off.",
-    ),
-    Patch(
-        "c.p.stop_ids[row * STOP_IDS + c.lane]",
-        "c.p.stop_ids[c.lane * ROWS + row]",
-        "stop ids lie row by row, not as the candidates do: number k of the row is "
-        "`c.p.stop_ids[row * STOP_IDS + k]`.",
-    ),
-    Patch(
-        "c.lane < STOP_IDS && ",
-        "c.lane < 5 && ",
-        "a row has STOP_IDS stop ids, 8. The last ones are never looked at.",
-    ),
-    Patch(
-        "= best.token;\n    }\n",
-        "= best.token;\n    }\n    if (any) break;\n",
-        "in a build for more than eight rows a warp has several of them. One that stops must not "
-        "keep the next from its token.",
-    ),
-)
-
-_SAMPLE = CudaExercise(
+_SAMPLE = SampleExercise(
     id="07.1",
     answer="sample_task",
     file="megakernel.cu",
@@ -261,12 +84,12 @@ _SAMPLE = CudaExercise(
             "stop ids of other rows do not",
             _sample("stop ids of other rows", _stopping(None), n_steps=3),
         ),
-        Property("a row that has stopped stays stopped", stop_one_by_one),
-        Property("it counts once, and draws on", stop_twice),
         Property("only the first SM tells the host", second_sm_alone),
-        Property("right in a build for more rows, too", in_a_larger_build),
+        Property("a row that has stopped counts once, and draws on", alone(0)),
+        Property("so it does on all other SMs", alone(1)),
+        Property("the best may be as small as a float can be", smallest_values),
     ),
-    mistakes=_SAMPLE_MISTAKES,
+    mistakes=SAMPLE,
     then="Now: SMs read the candidates at different times. Why do all find the same token? Nobody "
     "writes one before the next HEAD, and the order of comparisons does not matter.",
 )

@@ -4,11 +4,17 @@ A launch has the list EMBED, SAMPLE on each of two SMs, for several steps. So a 
 draws is embedded by the next step, and a stop id ends the launch; no other part of a step runs. The
 candidates of HEAD lie in memory, as many and as strange as a case wants; behind the last one lies a
 larger value, which is nobody's.
+
+In such a launch all steps have the same candidates, and ROWS, MOST_ROWS, CONSUMERS and STOP_IDS are
+all 8. So what `sample` needs of the kernel is compiled a second time, with the answer, for sizes
+that differ, and a kernel of the trial calls it for several steps, each with candidates of its own.
+It sees what the SM keeps, too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mkref.lessons.cuda_exercise import CudaExercise
 from mkref.lessons.exercise import WrongAnswerError
 from mkref.lessons.program import YOURS, Program, same
+from mkref.lessons.source import code
 from mkref.lessons.steps import MAX_CONTEXT, launch, lesson_plan
 from mkref.lessons.whole import LESSON_CONFIG
 from mkref.machine.host import HOST_RING
-from mkref.machine.source import shared_bytes
-from mkref.plan import NO_COUNTER, Interpreter, Op, Plan, build_plan
+from mkref.machine.source import kernel_source, shared_bytes
+from mkref.plan import NO_COUNTER, Interpreter, Op, Plan
 from mkref.plan.buffers import BUFFERS
 from mkref.reference.sampling import order_key
 from mkref.reference.scalars import to_bf16
@@ -30,20 +38,53 @@ from mkref.reference.scalars import to_bf16
 if TYPE_CHECKING:
     from mkref.plan.task import Task
 
-__all__ = ["Candidates", "in_a_larger_build", "run_sample", "second_sm_alone", "stop_one_by_one"]
-__all__ += ["stop_twice"]
+__all__ = ["Candidates", "SampleExercise", "alone", "run_sample", "second_sm_alone"]
+__all__ += ["smallest_values"]
 
 N_SM = 2
 PLACES = 160
 """Candidates that there is room for: more than any case has, and than any GPU of today has SMs."""
 BEHIND = LESSON_CONFIG.vocab_size - 1
 """Token of what lies behind the last candidate; no candidate has it."""
-LARGER, LARGER_ROWS = 32, 16
-"""ROWS and MOST_ROWS of the second build. In the first both are 8, so nothing tells them apart, and
-a warp never has a second row."""
+OTHER = {"ROWS": 32, "MOST_ROWS": 16, "STOP_IDS": 12}
+"""Sizes of the second build. CONSUMERS stays 8, so two of ten rows are second rows of a warp."""
+ROWS_ALONE, CANDIDATES, STEPS = 10, 40, 5
+BEFORE = 7
+"""Token of each row before the first step of the second build; no candidate has it."""
+THREADS = 256
+PROBE = """
+#line 1 "the trial"
+extern "C" __global__ void sample_alone(int* tokens_out, int* tokens, int* row_stopped, int* ended,
+                                        int* progress, const float* values, const int* candidates,
+                                        const int* stop_ids, int* zeros, int places, int rows,
+                                        int n, int first, int n_steps, int stop_after) {
+  Shared& s = *(Shared*)ptx::shared_memory();
+  const int thread = threadIdx.x;
+  for (int i = thread; i < (int)(sizeof(Shared) / 4); i += blockDim.x) ((int*)&s)[i] = 0;
+  Params p = {};
+  p.tokens_out = tokens_out, p.stop_ids = stop_ids, p.status = (decltype(p.status))zeros;
+  p.control = (decltype(p.control))(zeros + 16), p.progress = (decltype(p.progress))progress;
+  p.rows = rows, p.n_steps = n_steps + 1, p.stop_after = stop_after;
+  Task task = {};
+  task.op = OP_SAMPLE, task.first = first, task.index = n;
+  Context c{p, s, thread, thread / 32, thread % 32, thread % 32 / 4, thread % 4};
+  __syncthreads();
+  if (thread < MOST_ROWS) s.tokens[thread] = BEFORE;
+  for (c.step = 0; c.step < n_steps; c.step++) {
+    p.best_values = (decltype(p.best_values))(values + c.step * places * ROWS);
+    p.best_tokens = (decltype(p.best_tokens))(candidates + c.step * places * ROWS);
+    __syncthreads();
+    const bool last = sample(c, task);
+    __syncthreads();
+    if (thread < MOST_ROWS) {
+      tokens[c.step * MOST_ROWS + thread] = s.tokens[thread];
+      row_stopped[c.step * MOST_ROWS + thread] = s.row_stopped[thread];
+    }
+    ended[c.step * blockDim.x + thread] = last;
+  }
+}
+""".replace("BEFORE", str(BEFORE))
 Array = npt.NDArray[Any]
-CHANGING = np.array([5, 1, -1, -2], np.float32)
-"""Values of the candidates over which `tokens_out` of four steps lies."""
 
 
 @dataclass(frozen=True)
@@ -164,58 +205,6 @@ def run_sample(
     same(right, own["tokens_out"][steps - 1, :rows], where, f"tokens_out of step {steps - 1}")
 
 
-def _changing(program: Program, ids: tuple[tuple[int, ...], ...], where: str) -> dict[str, Array]:
-    """At most four steps of three rows, of which each draws another token than the one before;
-    two rows that have stopped end it.
-
-    HEAD does not run: `tokens_out` of step 0 lies over the values of the first candidate. So that
-    one wins once, and its value becomes a token, which as a float is next to 0. The second wins
-    then, and from there on, for its number is the higher one. With one SM nobody else still reads.
-    """
-    tokens = np.arange(300, 312, dtype=np.int32).reshape(4, 3)
-    values = np.repeat(CHANGING[:, None], 3, axis=1)
-    case = Candidates(values, tokens, ids)
-    part = _part(2, Op.SAMPLE, n_sm=1)
-    return _launch(program, part, case, 4, where, stop_after=2, changing=True)
-
-
-def stop_one_by_one(program: Program) -> None:
-    """Three rows of which the first draws its stop id in step 0 and the second in step 1.
-
-    Raises:
-        WrongAnswerError: the launch does not end after the second of four steps.
-    """
-    where = "row 0 draws a stop id in step 0, row 1 in step 1; two such rows end the launch"
-    own = _changing(program, ((300,), (400, 401, 304), ()), where)
-    if own["progress"][0] != 2:
-        raise WrongAnswerError(
-            f"{where}: it must end after 2 steps, it ends after {own['progress'][0]}"
-        )
-
-
-def stop_twice(program: Program) -> None:
-    """Row 0 draws its stop id number 4, and another in each step after that. It is one row, so the
-    launch goes on, and the row has a token in each step.
-
-    Raises:
-        WrongAnswerError: the launch ends early, or the row gets no more tokens.
-    """
-    where = "row 0 draws a stop id in each of 4 steps; two such rows would end the launch"
-    own = _changing(program, ((400, 401, 402, 403, 300, 303), (), ()), where)
-    if own["progress"][0] != 4:
-        raise WrongAnswerError(
-            f"{where}: it must go on for 4 steps, it ends after {own['progress'][0]}"
-        )
-    drawn = own["best_values"].view(np.int32)[:4, 0].tolist()
-    for step, right in enumerate((300, 303, 303, 303)):
-        if drawn[step] != right:
-            untouched = drawn[step] == int(CHANGING[step].view(np.int32))
-            what = "is not written" if untouched else f"is {drawn[step]}"
-            raise WrongAnswerError(
-                f"{where}: tokens_out of step {step}, row 0, must be {right}, and {what}"
-            )
-
-
 def second_sm_alone(program: Program) -> None:
     """SAMPLE of an SM that is not the first.
 
@@ -229,37 +218,109 @@ def second_sm_alone(program: Program) -> None:
         raise WrongAnswerError(f"{where}: tokens_out must stay as it is, and has been written")
 
 
-def _written(source: str) -> str:
-    """The body of the learner's loop."""
-    text = source.partition(f'"{YOURS}"')[2].partition("// tokens of all rows")[0]
-    return re.sub(r"//[^\n]*", "", text.partition("+= CONSUMERS)")[2])
+class SampleExercise(CudaExercise):
+    """The kernel, and before it what `sample` needs again, for the sizes `OTHER`."""
+
+    def whole(self, answer: str) -> str:
+        """The translation unit with an answer in it, twice."""
+        source = kernel_source(LESSON_CONFIG, HOST_RING, OTHER["ROWS"], OTHER["MOST_ROWS"])
+        for name, value in OTHER.items():
+            source, n = re.subn(rf"\bint {name} = \d+;", f"int {name} = {value};", source)
+            assert n == 1
+        # The loader, the products and attention cost a second, and no `sample` needs them.
+        before, _, _ = source.partition("\n// ---- 6 ")
+        best = code("best_of_lanes").text
+        assert best not in before
+        again = f'{before}\n{best}\n#line 1 "{YOURS}"\n{answer}\n{PROBE}'
+        # In front: calls with types of both builds in sight would be ambiguous behind the kernel.
+        return (
+            f"namespace other_build {{\n{again}}}\nusing other_build::sample_alone;\n"
+            f'#line 1 "kernel"\n{super().whole(answer)}'
+        )
 
 
-def in_a_larger_build(program: Program) -> None:
-    """Ten rows in a build for 16, with memory for 32: warps 0 and 1 have a second row.
+@cache
+def _several(smallest: bool) -> tuple[Array, Array, Array]:
+    """Candidates of each step of the second build, [STEPS, PLACES, ROWS], and the right tokens,
+    [STEPS, rows]. Behind the last candidate lies a larger value, in unused rows NaN.
 
-    It takes another compilation. So it is left out if nothing in the answer can tell the builds
-    apart: neither MOST_ROWS nor a number of rows, nor a jump out of the loop.
-
-    Raises:
-        WrongAnswerError: a wrong token.
+    Args:
+        smallest: of values near the smallest that a float32 can have; in step 0 near -2000.
     """
-    if not re.search(r"\b(MOST_ROWS|break|return|continue|goto|8|16)\b", _written(program.source)):
-        return
-    source = program.source
-    size = shared_bytes(LESSON_CONFIG, HOST_RING, LARGER)
-    for name, value in (("ROWS", LARGER), ("MOST_ROWS", LARGER_ROWS), ("SHARED_BYTES", size)):
-        source = re.sub(rf"\bint {name} = \d+;", f"int {name} = {value};", source, count=1)
-    larger = Program(source, name=f"{program.name}_larger")
-    plan = build_plan(LESSON_CONFIG, 1, full_pages=48, sliding_pages=48, rows=LARGER)
-    drawn = Candidates.drawn(40, 10, seed=6)
-    ids = tuple((int(token),) if row == 0 else () for row, token in enumerate(drawn.winners))
-    case = Candidates(drawn.values, drawn.tokens, ids)
-    where = f"10 rows in a build with MOST_ROWS {LARGER_ROWS} and ROWS {LARGER}"
-    part = _part(40, Op.SAMPLE, plan=plan)
-    own = _launch(larger, part, case, 2, where, stop_after=2)
-    for step in range(2):
-        same(case.winners, own["tokens_out"][step, :10], where, f"tokens_out of step {step}")
+    shape = (STEPS, PLACES, OTHER["ROWS"])
+    values, tokens = np.full(shape, np.nan, np.float32), np.full(shape, -1, np.int32)
+    values[:, :, :ROWS_ALONE], tokens[:, :, :ROWS_ALONE] = 1e30, BEHIND
+    right = np.zeros((STEPS, ROWS_ALONE), np.int32)
+    # No token is drawn twice, so that each stop id belongs to one row and one step.
+    own = np.random.default_rng(8).permutation(np.arange(BEFORE + 1, BEHIND))[: right.size]
+    others = np.setdiff1d(np.arange(BEFORE + 1, BEHIND), own)
+    for step in range(STEPS):
+        case = Candidates.drawn(CANDIDATES, ROWS_ALONE, seed=30 + step)
+        drawn = case.values
+        if smallest:
+            drawn = -2000 + drawn if step == 0 else np.float32(-3.35e38) + np.float32(1e36) * drawn
+        at = drawn.argmax(axis=0), np.arange(ROWS_ALONE)
+        chosen = np.random.default_rng([9, step]).choice(others, drawn.shape).astype(np.int32)
+        right[step] = chosen[at] = own[step * ROWS_ALONE :][:ROWS_ALONE]
+        values[step, :CANDIDATES, :ROWS_ALONE] = drawn
+        tokens[step, :CANDIDATES, :ROWS_ALONE] = chosen
+    return values, tokens, right
+
+
+STOPS = {(0, 1): 11, (1, 1): 2, (2, 9): 9, (3, 9): 0, (4, 8): 8}
+"""Step and row: number of the stop id that is drawn. Rows 1 and 9 do it twice."""
+
+
+def _stop_ids(right: Array) -> Array:
+    """Those of `STOPS`; all others are tokens that other rows draw."""
+    ids = np.full((OTHER["ROWS"], OTHER["STOP_IDS"]), -1, np.int32)
+    for row in range(ROWS_ALONE):
+        near = [(row - i) % ROWS_ALONE for i in (1, 2, 3)]
+        ids[row] = right[:4, near].ravel()
+    for (step, row), number in STOPS.items():
+        ids[row, number] = right[step, row]
+    return ids
+
+
+def _alone(program: Program, where: str, first: int, smallest: bool) -> None:
+    values, candidates, right = _several(smallest)
+    most = OTHER["MOST_ROWS"]
+    tokens = np.full((STEPS, most), BEFORE, np.int32)
+    tokens[:, :ROWS_ALONE] = right
+    stopped, out = np.zeros_like(tokens), np.full((STEPS, OTHER["ROWS"]), -1, np.int32)
+    for step, row in STOPS:
+        stopped[step:, row] = 1
+    if first == 0:
+        out[:, :ROWS_ALONE] = right
+    ended = np.zeros((STEPS, THREADS), np.int32)
+    ended[-1] = 1  # three rows have stopped
+    wanted = {"tokens_out": out, "c.s.tokens": tokens, "c.s.row_stopped": stopped, "ended": ended}
+    own = {name: program.poisoned(words.shape, np.int32) for name, words in wanted.items()}
+    given = [program.array(one) for one in (values, candidates, _stop_ids(right))]
+    progress, zeros = program.array(np.zeros(16, np.int32)), program.array(np.zeros(64, np.int32))
+    program.launch(
+        "sample_alone", (1,), (THREADS,),
+        (*own.values(), progress, *given, zeros, PLACES, ROWS_ALONE, CANDIDATES, first, STEPS, 3),
+        shared=shared_bytes(LESSON_CONFIG, HOST_RING, most),
+    )  # fmt: skip
+    for name, words in wanted.items():
+        same(words, own[name], where, name)
+
+
+def alone(first: int) -> Callable[[Program], None]:
+    """Ten rows, of which three draw stop ids, two of them twice, and go on.
+
+    Args:
+        first: `task.first`, 0 on the first SM.
+    """
+    sizes = ", ".join(f"{name} {size}" for name, size in OTHER.items())
+    where = f"sample alone, {ROWS_ALONE} rows, {sizes}, task.first {first}"
+    return lambda program: _alone(program, where, first, smallest=False)
+
+
+def smallest_values(program: Program) -> None:
+    """The same with values near -2000 in step 0, and near -3.4e38 in all others."""
+    _alone(program, "sample alone, values near -2000 and near -3.4e38", 0, smallest=True)
 
 
 def _memory(program: Program, part: Plan, case: Candidates) -> dict[str, Array]:
@@ -280,13 +341,10 @@ def _memory(program: Program, part: Plan, case: Candidates) -> dict[str, Array]:
 
 
 def _launch(
-    program: Program, part: Plan, case: Candidates, n_steps: int, where: str, *,
-    stop_after: int = 1, changing: bool = False,
-) -> dict[str, Array]:  # fmt: skip
-    """Launch; `changing`: `tokens_out` lies over the candidates' values."""
+    program: Program, part: Plan, case: Candidates, n_steps: int, where: str
+) -> dict[str, Array]:
+    """Launch; the first row that has stopped ends it."""
     own = _memory(program, part, case)
-    scalars = {"n_steps": n_steps, "stop_after": stop_after}
-    if changing:
-        scalars["tokens_out"] = own["best_values"].ctypes.data
+    scalars = {"n_steps": n_steps, "stop_after": 1}
     launch(program, part, own, case.values.shape[1], 0, where, **scalars)
     return own
