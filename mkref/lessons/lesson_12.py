@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
+from mkref.lessons.deadline import EndlessError, deadline
 from mkref.lessons.exercise import (
     EMPTY,
     Answer,
@@ -22,8 +21,8 @@ from mkref.lessons.lesson_12_wrong import Lists, own_only, popping, walk
 
 __all__ = ["EXERCISES", "clocks"]
 
-MOST_LINES = 300_000
-"""Lines that a run of an answer may take. The solution needs less than a hundredth of it."""
+MOST_S = 2.0
+"""Seconds that a run of an answer may take. The solution needs less than a hundredth of it."""
 
 
 def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
@@ -68,31 +67,16 @@ def clocks(lists: Lists) -> list[list[tuple[int, ...]]]:
 # ---- 12.1
 
 
-class _TooLongError(BaseException):
-    """An answer does not come back; no ordinary error, so that no `except` of it stops this."""
-
-
 def _bounded(answer: Answer, lists: Lists) -> Any:
-    """What the answer returns; it may only run so many lines, whatever the computer's speed."""
-    left, before = MOST_LINES, sys.gettrace()
-
-    def count(_: FrameType, event: str, __: object) -> Any:
-        nonlocal left
-        left -= event == "line"
-        if left < 0:
-            raise _TooLongError
-        return count
-
-    sys.settrace(count)
+    """What the answer returns; sooner than any trial must end, so that a hint can follow."""
     try:
-        return answer(lists)
-    except _TooLongError:
+        with deadline(MOST_S):
+            return answer(lists)
+    except EndlessError:
         raise WrongAnswerError(
-            f"it has not returned after {MOST_LINES:,} lines; does it wait for tasks that can "
+            f"it has not returned after {MOST_S:.0f} seconds; does it wait for tasks that can "
             "never start?"
         ) from None
-    finally:
-        sys.settrace(before)
 
 
 def _plain(said: Any) -> Any:
